@@ -1,0 +1,180 @@
+"""What each known student was distilled for, and which of them a checkpoint is.
+
+A contract is what the sampler runs unless a setting departs from it; every departure is listed in the report.
+Figures: spec sheets and model cards of the FastH3 releases.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .config import TILE_SHAPES, DiTConfig
+from .errors import ConfigError, ContractError
+
+BASE_LAYERS = 50
+TRIMMED_LAYERS = 42
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contract:
+    name: str
+    points: int
+    """Points of the grid; one forward less."""
+    rungs: tuple[int, ...] = ()
+    """Trained base positions x 1000, without the final 0; empty when none are published."""
+    default_grid: str = "uniform"
+    """"uniform" or "trained": which of the two the release runs."""
+    shift_video: float
+    shift_audio: float
+    sparsity: float | None
+    """Fraction of video tiles dropped; None for a student that attends densely."""
+    tile_size: int = 64
+    tasks: tuple[str, ...]
+    about: str
+
+    @property
+    def sparse(self) -> bool:
+        return self.sparsity is not None
+
+
+_PREVIEW_RUNGS = (999, 749, 500, 250)
+_V2_RUNGS = (999, 874, 749, 624, 500, 375, 250, 125)
+
+CONTRACTS: dict[str, Contract] = {
+    contract.name: contract
+    for contract in (
+        Contract(
+            name="preview-4", points=5, rungs=_PREVIEW_RUNGS, shift_video=12.0, shift_audio=3.0, sparsity=0.9,
+            tasks=("t2va",), about="FastH3 4-step students (Preview, v1, v1.1, v1.2)",
+        ),
+        Contract(
+            name="v2-8", points=9, rungs=_V2_RUNGS, default_grid="trained", shift_video=10.0, shift_audio=3.0,
+            sparsity=0.8, tasks=("t2va",), about="FastH3 8-Step V2 and QAD v2",
+        ),
+        Contract(
+            name="trim-8", points=9, rungs=_V2_RUNGS, default_grid="trained", shift_video=10.0, shift_audio=3.0,
+            sparsity=0.8, tasks=("t2va",), about="FastH3 Trim: 42 blocks, rank-16 AdaLN",
+        ),
+        Contract(
+            name="preview-4-dense", points=5, rungs=_PREVIEW_RUNGS, shift_video=12.0, shift_audio=3.0, sparsity=None,
+            tasks=("t2va",), about="FastH3 4-step student distilled without sparse attention",
+        ),
+        Contract(
+            name="compact", points=9, rungs=_V2_RUNGS, default_grid="trained", shift_video=10.0, shift_audio=3.0,
+            sparsity=None, tasks=("t2va",), about="CompactH3: 42 blocks, all gates zero, dense",
+        ),
+        Contract(
+            name="base", points=50, shift_video=12.0, shift_audio=3.0, sparsity=None,
+            tasks=("t2va", "fl2va", "ref2va"), about="MiniMax-H3 itself, 49 forwards",
+        ),
+        Contract(
+            name="turbo-4", points=5, shift_video=6.0, shift_audio=3.0, sparsity=None, tasks=("t2va", "fl2va"),
+            about="base with a 4-step Turbo adapter (set shift_video 12 for the 768p one)",
+        ),
+        Contract(
+            name="turbo-8", points=9, shift_video=6.0, shift_audio=3.0, sparsity=None, tasks=("t2va", "fl2va"),
+            about="base with an 8-step Turbo adapter",
+        ),
+    )
+}
+"""Name -> contract, in the order the loader node lists them."""
+
+# A file with gates records neither its grid nor its sparsity, so these must be chosen by name.
+_GATED = ("preview-4", "v2-8")
+
+
+def infer(
+    config: DiTConfig, *, gates_zero: bool | None, recorded: Mapping[str, Any] | None, requested: str = "auto"
+) -> Contract:
+    """Decide the contract of a checkpoint.
+
+    Args:
+        config: dimensions from the tensors.
+        gates_zero: whether every gate weight is zero; None when there are no gates.
+        recorded: fields of `fastvideo_inference.json` beside the weights, or an adapter's metadata; None if absent.
+        requested: "auto", or the name of a contract, which must then fit the tensors.
+
+    Raises:
+        ContractError: the request does not fit the tensors, or "auto" cannot know and says what to choose from.
+    """
+    if config.output_heads > 1:
+        raise ContractError(
+            f"this is a student with a bank of {config.output_heads} output heads (FastH3 Omni, reference to video): "
+            "its head collapse, 128-token tiles and per-reference regions are not supported. "
+            "Use a text-to-video student (FastH3 Preview, v1 or V2)."
+        )
+    if requested != "auto":
+        if requested not in CONTRACTS:
+            raise ConfigError("contract", requested, f"'auto' or one of {list(CONTRACTS)}", "Use 'auto' if unsure.")
+        contract = CONTRACTS[requested]
+        _check_fit(contract, config, gates_zero)
+        return contract
+    if recorded is not None:
+        contract = _from_record(recorded)
+        _check_fit(contract, config, gates_zero)
+        return contract
+    if not config.has_gates:
+        return CONTRACTS["base"]
+    if gates_zero:
+        return CONTRACTS["compact"]
+    if config.num_layers == TRIMMED_LAYERS and config.adaln == "rank":
+        return CONTRACTS["trim-8"]
+    names = " or ".join(f"'{name}' ({CONTRACTS[name].about})" for name in _GATED)
+    raise ContractError(
+        "the file has trained VSA gates but records neither its steps, its shift nor its sparsity, and these differ "
+        f"between students. Set contract to {names}."
+    )
+
+
+def _check_fit(contract: Contract, config: DiTConfig, gates_zero: bool | None) -> None:
+    if contract.sparse and not config.has_gates:
+        raise ContractError(
+            f"contract '{contract.name}' runs video sparse attention, but the model has no to_gate_compress weights. "
+            "Load a VSA student or its adapter, or choose 'preview-4-dense' or 'base'."
+        )
+    if contract.sparse and gates_zero:
+        raise ContractError(
+            f"contract '{contract.name}' runs video sparse attention, but every gate of the model is zero, which is how "
+            "a student distilled for dense attention is stored. Choose 'compact'."
+        )
+    if not contract.sparse and config.has_gates and not gates_zero:
+        raise ContractError(
+            f"contract '{contract.name}' attends densely, but the model has trained VSA gates: dropping them is another "
+            "function than the one distilled. Choose 'preview-4' or 'v2-8'; sparsity 0 in FastH3VSAConfig keeps every "
+            "tile and the gates."
+        )
+
+
+def _from_record(recorded: Mapping[str, Any]) -> Contract:
+    """A contract from `fastvideo_inference.json`; fields that it lacks come from the known student it matches."""
+    rungs = tuple(int(r) for r in recorded.get("dmd_denoising_steps") or ())
+    if not rungs:
+        raise ContractError(
+            "fastvideo_inference.json has no dmd_denoising_steps: its schedule is unknown. Choose the contract by name."
+        )
+    if any(b >= a for a, b in zip(rungs, rungs[1:], strict=False)) or not 0 < rungs[-1] < rungs[0] <= 1000:
+        raise ContractError(f"dmd_denoising_steps {list(rungs)}: must fall strictly from at most 1000 to above 0.")
+    points = int(recorded.get("num_inference_steps", len(rungs) + 1))
+    if points != len(rungs) + 1:
+        raise ContractError(
+            f"fastvideo_inference.json gives {points} grid points and {len(rungs)} rungs; they must differ by one."
+        )
+    if float(recorded.get("guidance_scale", 1.0)) != 1.0:
+        raise ContractError("fastvideo_inference.json asks for guidance, which no distilled H3 student has.")
+    dense = "VIDEO_SPARSE_ATTN" not in str(recorded.get("attention_backend", "VIDEO_SPARSE_ATTN_H3"))
+    known = next((c for c in CONTRACTS.values() if c.rungs == rungs and c.sparse != dense), CONTRACTS["preview-4"])
+    tile = int(recorded.get("vsa_tile_size", known.tile_size))
+    if tile not in TILE_SHAPES:
+        raise ContractError(f"fastvideo_inference.json asks for {tile}-token tiles; known are {sorted(TILE_SHAPES)}.")
+    return Contract(
+        name=known.name if known.rungs == rungs else "recorded",
+        points=points,
+        rungs=rungs,
+        default_grid=known.default_grid if known.rungs == rungs else "trained",
+        shift_video=float(recorded.get("video_scheduler_shift", known.shift_video)),
+        shift_audio=float(recorded.get("audio_scheduler_shift", known.shift_audio)),
+        sparsity=None if dense else float(recorded.get("vsa_sparsity", known.sparsity or 0.0)),
+        tile_size=tile,
+        tasks=("t2va",),
+        about=f"recorded beside the weights ({recorded.get('model_id', 'no model id')})",
+    )

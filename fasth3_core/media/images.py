@@ -1,0 +1,54 @@
+"""Pictures from files to the model's canvas, as FastVideo prepares keyframes: upright, RGB, LANCZOS."""
+
+import os
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from ..errors import FastH3Error, GeometryError
+
+
+def load_rgb(path: str | os.PathLike) -> Image.Image:
+    """Open a picture, turn it upright by its EXIF orientation, and drop everything but RGB.
+
+    Raises:
+        FastH3Error: the file is no picture, or is cut short.
+    """
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise FastH3Error(f"{os.fspath(path)!r} cannot be read as a picture: {error}") from error
+
+
+def stretch(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Resize to the canvas without keeping the aspect: what the first keyframe gets."""
+    _check_canvas(height, width)
+    return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def cover_crop(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Resize until the canvas is covered, then cut out its centre: what every later keyframe gets."""
+    _check_canvas(height, width)
+    scale = max(width / image.width, height / image.height)
+    cover_w = max(width, round(image.width * scale))
+    cover_h = max(height, round(image.height * scale))
+    left, top = (cover_w - width) // 2, (cover_h - height) // 2
+    resized = image.resize((cover_w, cover_h), Image.Resampling.LANCZOS)
+    return resized.crop((left, top, left + width, top + height))
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    """RGB picture -> [H, W, 3] fp32 in [0, 1]."""
+    return torch.from_numpy(np.array(image.convert("RGB"))).float() / 255
+
+
+def to_image(pixels_HWC: torch.Tensor) -> Image.Image:
+    """[H, W, 3] in [0, 1] -> RGB picture, rounded to nearest."""
+    return Image.fromarray(pixels_HWC.detach().float().clamp(0, 1).mul(255).round().to(torch.uint8).cpu().numpy())
+
+
+def _check_canvas(height: int, width: int) -> None:
+    if height <= 0 or width <= 0:
+        raise GeometryError(f"a canvas of {width}x{height} pixels has no area.")

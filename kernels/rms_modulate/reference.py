@@ -1,0 +1,13 @@
+"""Ground truth for rms_modulate. S tokens, C channels, R modulation rows."""
+
+import torch
+
+
+def rms_modulate_reference(x_SC, weight_C, scale_RC, shift_RC, segments, eps):
+    """RMSNorm(x) * (1 + scale[r]) + shift[r], every row with the r of its segment, in fp32; cast once to x's dtype."""
+    x = x_SC.float()
+    normed = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight_C.float()
+    out = torch.empty_like(normed)
+    for start, stop, row in segments:
+        out[start:stop] = normed[start:stop] * (1.0 + scale_RC[row].float()) + shift_RC[row].float()
+    return out.to(x_SC.dtype)
