@@ -43,7 +43,8 @@ def write_mp4(
     Args:
         path: the finished file. Nothing appears under this name unless all of it was written.
         chunks: [n, H, W, 3] in [0, 1], n >= 1, H and W the same throughout and even.
-        audio: [channels, samples] in [-1, 1], one or two channels, or None for a silent file without sound track.
+        audio: [channels, samples] in [-1, 1], one or two channels, or None for a file without sound track. Numbers
+            that are not finite become silence: a broken sound track must not cost the picture.
         crf: x264 quality, 0 (lossless) to 51; 18 is visually lossless.
         metadata: values are stored as JSON under their key, where ComfyUI looks for the workflow.
 
@@ -65,8 +66,13 @@ def write_mp4(
 
 
 def _open(path: Path):
-    # use_metadata_tags keeps keys such as "workflow"; faststart puts the index first, so browsers start at once
-    return av.open(str(path), "w", format="mp4", options={"movflags": "use_metadata_tags+faststart"})
+    options = {
+        # use_metadata_tags keeps keys such as "workflow"; faststart puts the index first, so browsers start at once
+        "movflags": "use_metadata_tags+faststart",
+        # whole frames at 24 fps and whole samples at 32 kHz; the default of 1000 would round the sound's length
+        "movie_timescale": "96000",
+    }
+    return av.open(str(path), "w", format="mp4", options=options)
 
 
 class _Tracks:
@@ -75,7 +81,7 @@ class _Tracks:
     def __init__(self, container, crf: int, audio: torch.Tensor | None, sample_rate: int):
         self.container = container
         self.crf = crf
-        self.audio = None if audio is None else audio.detach().float().cpu().clamp(-1, 1)
+        self.audio = None if audio is None else audio.detach().float().cpu().nan_to_num(0, 0, 0).clamp(-1, 1)
         self.sample_rate = sample_rate
         self.video_stream = None
         self.audio_stream = None
