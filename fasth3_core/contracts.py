@@ -6,6 +6,7 @@ Figures: spec sheets and model cards of the FastH3 releases.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from .config import TILE_SHAPES, DiTConfig
@@ -134,14 +135,14 @@ def _check_fit(contract: Contract, config: DiTConfig, gates_zero: bool | None) -
         )
     if contract.sparse and gates_zero:
         raise ContractError(
-            f"contract '{contract.name}' runs video sparse attention, but every gate of the model is zero, which is how "
-            "a student distilled for dense attention is stored. Choose 'compact'."
+            f"contract '{contract.name}' runs video sparse attention, but every gate of the model is zero, which is "
+            "how a student distilled for dense attention is stored. Choose 'compact'."
         )
     if not contract.sparse and config.has_gates and not gates_zero:
         raise ContractError(
-            f"contract '{contract.name}' attends densely, but the model has trained VSA gates: dropping them is another "
-            "function than the one distilled. Choose 'preview-4' or 'v2-8'; sparsity 0 in FastH3VSAConfig keeps every "
-            "tile and the gates."
+            f"contract '{contract.name}' attends densely, but the model has trained VSA gates: dropping them is "
+            "another function than the one distilled. Choose 'preview-4' or 'v2-8'; sparsity 0 in FastH3VSAConfig "
+            "keeps every tile and the gates."
         )
 
 
@@ -152,7 +153,7 @@ def _from_record(recorded: Mapping[str, Any]) -> Contract:
         raise ContractError(
             "fastvideo_inference.json has no dmd_denoising_steps: its schedule is unknown. Choose the contract by name."
         )
-    if any(b >= a for a, b in zip(rungs, rungs[1:], strict=False)) or not 0 < rungs[-1] < rungs[0] <= 1000:
+    if any(b >= a for a, b in pairwise(rungs)) or not 0 < rungs[-1] < rungs[0] <= 1000:
         raise ContractError(f"dmd_denoising_steps {list(rungs)}: must fall strictly from at most 1000 to above 0.")
     points = int(recorded.get("num_inference_steps", len(rungs) + 1))
     if points != len(rungs) + 1:

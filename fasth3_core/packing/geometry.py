@@ -72,7 +72,7 @@ def audio_samples(frames: int) -> int:
 
 
 def snap_frames(seconds: float) -> int:
-    """The shortest legal frame count that lasts at least `seconds`, but never past the trained 362 for 15 s and less."""
+    """The shortest legal frame count that lasts at least `seconds`: 5 s makes 124, 15 s makes 362."""
     wanted = max(MIN_FRAMES, math.ceil(seconds * FPS - 1e-6))
     return wanted + (MIN_FRAMES - wanted) % CLIP_FRAMES
 

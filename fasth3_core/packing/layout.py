@@ -8,6 +8,7 @@ and clock; references run on a clock of their own before the target's, which the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -182,7 +183,7 @@ def _check_keyframe(keyframe: Keyframe, latent_frames: int, H: int, W: int) -> N
     h, w = keyframe.latent.shape[-2:]
     if (h, w) != (H, W):
         raise GeometryError(
-            f"a keyframe of {w * 16} x {h * 16} pixels for a video of {W * 16} x {H * 16}: encode it at the video's size."
+            f"a keyframe of {w * 16} x {h * 16} pixels for a video of {W * 16} x {H * 16}: encode it at that size."
         )
     length = frames_in(keyframe.latent.shape[2])
     if keyframe.frame + length > frames:
@@ -203,7 +204,7 @@ class _Rows:
         # one segment per run of equal tags: vision placeholders take the video modulation
         values = tags.tolist()
         cuts = [0, *(i for i in range(1, len(values)) if values[i] != values[i - 1]), len(values)]
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in pairwise(cuts):
             if stop > start:
                 self.segments.append(Segment(start, stop, values[start], "video"))
         self.positions.append(text_positions(len(values)))

@@ -37,7 +37,7 @@ def uniform_base(points: int) -> torch.Tensor:
 def rungs_base(rungs: Sequence[int]) -> torch.Tensor:
     """Trained rungs (positions x 1000, strictly decreasing) and the end at 0, fp64 [len(rungs) + 1].
 
-    fp64 because training shifts the rungs in doubles and rounds once, unlike the uniform grid, which is fp32 throughout.
+    fp64 because training shifts the rungs in doubles and rounds once; the uniform grid is fp32 throughout.
     """
     return torch.tensor([*rungs, 0], dtype=torch.float64) / 1000.0
 

@@ -1,0 +1,122 @@
+"""One transformer block, and the token refiner, as functions of a state and a mapping of weights.
+
+S tokens, C hidden channels, H heads, D head channels. Weight names are those of single-file checkpoints, relative to
+the block.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ...kernels.gated_residual import gated_residual
+from ...kernels.qk_norm_rope import qk_norm_rope
+from ...kernels.rms_modulate import rms_modulate
+from ...kernels.swiglu import swiglu
+from ..config import DiTConfig
+from .linear import linear
+
+EPS = 1e-5
+"""Of every norm of the transformer."""
+
+FF_ROWS = 16384
+"""Tokens a pass through the feed-forward: its 28,672-wide hidden state stays under 1 GB in bf16."""
+
+Weights = Mapping[str, torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(q, k, v, gate), each [S, H, D], gate None without VSA -> [S, H, D]."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary tables, [S, 3 x frequencies], in the hidden dtype and the order of the tokens."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+def rope_table(position_ids: torch.Tensor, inv_freq: torch.Tensor, dtype: torch.dtype) -> Rope:
+    """Angles position * inv_freq in fp32 for the axes t, h, w side by side; rounded to `dtype` once, at the end.
+
+    Args:
+        position_ids: [S, 3] float64.
+        inv_freq: [frequencies] fp32.
+    """
+    angles = (position_ids.to(inv_freq.device, torch.float32)[:, :, None] * inv_freq).flatten(1)
+    return Rope(angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+def inverse_frequencies(count: int) -> torch.Tensor:
+    """10000^(-j / count), fp32 [count]: for files that do not store `rope.inv_freq`."""
+    return 10000.0 ** (-torch.arange(count, dtype=torch.float32) / count)
+
+
+def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: None = None) -> torch.Tensor:
+    """Softmax attention over all tokens, [S, H, D] -> [S, H, D]."""
+    out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)))
+    return out[0].transpose(0, 1)
+
+
+def attention(h: torch.Tensor, w: Weights, config: DiTConfig, rope: Rope | None, attend: Attend, gated: bool):
+    """Self-attention of normed tokens [S, C] -> [S, C]."""
+    S = h.shape[0]
+    q, k, v = linear(h, w["attn.qkv_proj.weight"]).view(S, 3, config.num_heads, config.head_dim).unbind(1)
+    if rope is None:
+        q = F.rms_norm(q, (config.head_dim,), w["attn.q_norm.weight"], EPS)
+        k = F.rms_norm(k, (config.head_dim,), w["attn.k_norm.weight"], EPS)
+    else:
+        qk_norm_rope(q, w["attn.q_norm.weight"], rope.cos, rope.sin, EPS)
+        qk_norm_rope(k, w["attn.k_norm.weight"], rope.cos, rope.sin, EPS)
+    gate = linear(h, w["attn.to_gate_compress.weight"]).view_as(q) if gated else None
+    return linear(attend(q, k, v, gate).reshape(S, config.inner_dim), w["attn.out_proj.weight"])
+
+
+def feed_forward(h: torch.Tensor, w: Weights) -> torch.Tensor:
+    """SwiGLU feed-forward of normed tokens [S, C] -> [S, C], in passes of FF_ROWS tokens."""
+    out = torch.empty_like(h)
+    for start in range(0, h.shape[0], FF_ROWS):
+        hidden = swiglu(linear(h[start : start + FF_ROWS], w["mlp.fc1.weight"]), gate_first=True)
+        out[start : start + FF_ROWS] = linear(hidden, w["mlp.fc2.weight"])
+    return out
+
+
+def main_block(
+    x: torch.Tensor,
+    w: Weights,
+    config: DiTConfig,
+    table: torch.Tensor,
+    segments: tuple[tuple[int, int, int], ...],
+    rope: Rope,
+    attend: Attend,
+    gated: bool,
+    check_interrupt: Callable[[], None],
+) -> torch.Tensor:
+    """One of the main blocks, in place on x [S, C].
+
+    Args:
+        table: [R, 6, C] AdaLN parameters (`time.block_table`).
+        segments: (start, stop, row of the table), covering [0, S).
+        gated: whether the attention takes the gate projection of the modulated tokens.
+    """
+    shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = table.unbind(1)
+    h = rms_modulate(x, w["norm1.weight"], scale_a, shift_a, segments, EPS)
+    gated_residual(x, attention(h, w, config, rope, attend, gated), gate_a, segments)
+    check_interrupt()
+    h = rms_modulate(x, w["norm2.weight"], scale_f, shift_f, segments, EPS)
+    return gated_residual(x, feed_forward(h, w), gate_f, segments)
+
+
+def refine_text(top: Weights, config: DiTConfig, text_states: torch.Tensor) -> torch.Tensor:
+    """Prompt states [L, text_dim] -> refined text tokens [L, C]: no rotation, no time, text rows alone.
+
+    Depends on the prompt only, so a request runs it once.
+    """
+    x = linear(text_states, top["condition_proj.weight"], top["condition_proj.bias"])
+    for i in range(config.num_refiner_layers):
+        prefix = f"token_refiner.blocks.{i}."
+        w = {name[len(prefix) :]: value for name, value in top.items() if name.startswith(prefix)}
+        h = F.rms_norm(x, (config.hidden_size,), w["norm1.weight"], EPS)
+        x = x + attention(h, w, config, None, dense_attention, gated=False)
+        x = x + feed_forward(F.rms_norm(x, (config.hidden_size,), w["norm2.weight"], EPS), w)
+    return F.rms_norm(x, (config.hidden_size,), top["token_refiner.final_norm.weight"], EPS)

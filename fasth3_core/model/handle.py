@@ -1,0 +1,46 @@
+"""What the loader node hands to the sampler."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ..config import DiTConfig
+from ..contracts import Contract
+
+
+class WeightStore(Protocol):
+    """Where the weights of one transformer come from. Names are canonical (single-file)."""
+
+    config: DiTConfig
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the residual stream, known once materialised."""
+
+    def materialise(
+        self,
+        device: torch.device,
+        progress: Callable[[int, int], None] | None = None,
+        check_interrupt: Callable[[], None] | None = None,
+    ) -> None: ...
+
+    def top(self) -> Mapping[str, torch.Tensor]:
+        """Everything outside the main blocks."""
+
+    def block(self, index: int) -> Mapping[str, torch.Tensor]:
+        """One main block, names relative to it."""
+
+
+@dataclass(frozen=True)
+class H3Model:
+    """A transformer with the contract it was distilled for. Immutable: settings never change a loaded model."""
+
+    config: DiTConfig
+    contract: Contract
+    store: WeightStore
+    source: str
+    """File or folder it came from, for the report."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What else the report should say: layout, quantisation, adapters."""

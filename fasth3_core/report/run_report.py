@@ -1,0 +1,65 @@
+"""What one run did, as plain data: the record that the sampler fills and nodes, files and people read."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class StepReport:
+    index: int
+    sigma_video: float
+    sigma_audio: float
+    sparse_blocks: int
+    dense_blocks: int
+    kept_tiles: int
+    """Video tiles that each query tile of the sparse blocks kept."""
+    seconds: float
+
+
+@dataclass
+class RunReport:
+    """JSON-ready; `schema` changes when a field changes its meaning."""
+
+    schema: str = "fasth3-run-1"
+    model: dict[str, Any] = field(default_factory=dict)
+    contract: dict[str, Any] = field(default_factory=dict)
+    departures: list[str] = field(default_factory=list)
+    """Every setting that differs from the contract."""
+    warnings: list[str] = field(default_factory=list)
+    geometry: dict[str, Any] = field(default_factory=dict)
+    attention: dict[str, Any] = field(default_factory=dict)
+    """Backend that ran, and the reasons of those that did not."""
+    steps: list[StepReport] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By stage."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Peak bytes on the device, where the device tells."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_text(self) -> str:
+        """A few lines for the node and the log."""
+        contract, geometry, attention = self.contract, self.geometry, self.attention
+        lines = [
+            f"{self.model.get('source', '?')}: contract {contract.get('name')}, {len(self.steps)} forwards, "
+            f"shifts {contract.get('shift_video'):g}/{contract.get('shift_audio'):g}, {self.model.get('dtype')}",
+            f"{geometry.get('width')}x{geometry.get('height')}, {geometry.get('frames')} frames, "
+            f"{geometry.get('tokens')} tokens",
+        ]
+        sparse = sum(step.sparse_blocks for step in self.steps)
+        total = sparse + sum(step.dense_blocks for step in self.steps)
+        if attention.get("tile_size"):
+            kept = sorted({step.kept_tiles for step in self.steps})
+            lines.append(
+                f"VSA: backend {attention.get('backend')}, tile {attention['tile_size']}, {sparse} of {total} block "
+                f"calls sparse, {'/'.join(map(str, kept))} of {attention.get('video_tiles')} video tiles kept"
+            )
+        else:
+            lines.append(f"dense attention by contract, {total} block calls")
+        lines += [f"not used: {name}: {why}" for name, why in attention.get("refused", {}).items()]
+        lines += [f"departs from the contract: {text}" for text in self.departures]
+        lines += [f"warning: {text}" for text in self.warnings]
+        lines.append(", ".join(f"{stage} {value:.2f} s" for stage, value in self.seconds.items()))
+        return "\n".join(lines)

@@ -1,0 +1,180 @@
+"""The sampler: one joint forward a step, both streams advanced on their own schedule, and a record of what ran."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..config import VSAConfig
+from ..errors import FastH3Error
+from ..model import blocks, dit
+from ..model.handle import H3Model
+from ..packing.layout import PackedLayout
+from ..packing.rows import pack_audio, patchify, unpack_audio, unpatchify
+from ..report.run_report import RunReport
+from ..vsa.attention import SparseAttention
+from ..vsa.tiles import TilePlan, tile_plan
+from . import schedule
+from .noise import Drawn, draw
+from .record import new_report, step_report
+from .request import Request
+from .settings import resolve
+
+OnStep = Callable[[int, int, torch.Tensor, torch.Tensor], None]
+"""(forwards done, forwards in all, clean estimate of the video latent, of the audio latent)"""
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    video: torch.Tensor
+    """[1, C, T, H, W] fp32 on the CPU, normalised."""
+    audio: torch.Tensor
+    """[1, C, 2, A] fp32 on the CPU, normalised."""
+    report: RunReport
+
+
+def sample(
+    model: H3Model,
+    request: Request,
+    *,
+    device: torch.device | str,
+    vsa: VSAConfig | None = None,
+    grid: str = "contract",
+    shift_video: float = 0.0,
+    shift_audio: float = 0.0,
+    check_interrupt: Callable[[], None] = lambda: None,
+    on_step: OnStep | None = None,
+    on_load: Callable[[int, int], None] | None = None,
+) -> SampleResult:
+    """Sample one request on one device.
+
+    Latents stay fp32 for the whole loop and condition rows are never updated. Everything is checked before any weight
+    is read; on an exception nothing of the run stays behind.
+
+    Args:
+        vsa: sparse attention settings; None takes the contract's.
+        grid, shift_video, shift_audio: see `settings.resolve`.
+        check_interrupt: called twice a block; raises to stop the run.
+        on_step: called after each forward.
+        on_load: (bytes done, bytes in all) while weights move to the device.
+
+    Raises:
+        FastH3Error: the request does not fit the model (ContractError, GeometryError, ConfigError), or a forward
+            returned values that are not finite.
+    """
+    device = torch.device(device)
+    warnings = request.check(model.config)
+    settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
+    layout = request.layout()
+    plan = attend = None
+    if settings.vsa is not None:
+        plan = tile_plan(layout.prefix, layout.grid, settings.vsa.tile_size, device)
+        attend = SparseAttention(plan, settings.vsa, model.config, device)
+    report = new_report(model, request, layout, plan, settings, warnings)
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        started = time.perf_counter()
+        model.store.materialise(device, on_load, check_interrupt)
+        report.model["dtype"] = str(model.store.dtype).removeprefix("torch.")
+        report.seconds["load"] = _lap(started, device)
+
+        started = time.perf_counter()
+        drawn = _draw(request, model)
+        steps = [
+            dit.step_rows(layout, tv.item(), ta.item(), drawn.condition_time)
+            for tv, ta in zip(settings.video.timesteps, settings.audio.timesteps, strict=True)
+        ]
+        order = None if plan is None else plan.order
+        prepared = dit.prepare(
+            model.store, layout, order, request.text_states[0], drawn.condition_rows, steps, device,
+            check_interrupt, use_gates=plan is not None,
+        )
+        report.seconds["prepare"] = _lap(started, device)
+
+        started = time.perf_counter()
+        video, audio = _denoise(
+            model, request, layout, plan, settings, prepared, drawn, attend, device, check_interrupt, on_step, report
+        )
+        report.seconds["sample"] = _lap(started, device)
+    if attend is not None:
+        report.attention |= attend.summary()
+    if device.type == "cuda":
+        report.memory["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    return SampleResult(video, audio, report)
+
+
+def _denoise(
+    model, request, layout, plan, settings, prepared, drawn, attend, device, check_interrupt, on_step, report
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = _VideoRows(request, layout, plan)
+    x_video = rows.pack(drawn.video.to(device))
+    x_audio = drawn.audio_rows.to(device)
+    num_layers, total = model.config.num_layers, settings.video.num_forwards
+
+    def attend_at(step: int, layer: int) -> blocks.Attend:
+        return blocks.dense_attention if attend is None else attend.at(step, layer)
+
+    for i in range(total):
+        check_interrupt()
+        started = time.perf_counter()
+        v_video, v_audio = dit.velocity(model.store, prepared, i, x_video, x_audio, attend_at, check_interrupt)
+        _check_finite(v_video, v_audio, i, model)
+        x_video, x0_video = schedule.step(x_video, v_video, settings.video, i)
+        x_audio, x0_audio = schedule.step(x_audio, v_audio, settings.audio, i)
+        report.steps.append(step_report(i, settings, plan, num_layers, _lap(started, device)))
+        if on_step is not None:
+            on_step(i + 1, total, rows.unpack(x0_video), unpack_audio(x0_audio))
+    return rows.unpack(x_video).cpu(), unpack_audio(x_audio).cpu()
+
+
+class _VideoRows:
+    """Target video latent <-> rows in the order of the tokens."""
+
+    def __init__(self, request: Request, layout: PackedLayout, plan: TilePlan | None) -> None:
+        self._shape = (request.latent_frames, request.latent_height, request.latent_width)
+        self._order = self._inverse = None
+        if plan is not None:
+            start = layout.video.start
+            self._order = plan.order[start:] - start
+            self._inverse = plan.inverse[start:] - start
+
+    def pack(self, latent: torch.Tensor) -> torch.Tensor:
+        rows = patchify(latent)
+        return rows if self._order is None else rows[self._order]
+
+    def unpack(self, rows: torch.Tensor) -> torch.Tensor:
+        return unpatchify(rows if self._inverse is None else rows[self._inverse], *self._shape)
+
+
+def _draw(request: Request, model: H3Model) -> Drawn:
+    T, H, W = request.latent_frames, request.latent_height, request.latent_width
+    drawn = draw(
+        request.seed,
+        (1, model.config.in_channels, T, H, W),
+        (2 * request.audio_latents, model.config.audio_in_channels),
+        request.conditions(),
+        request.condition_noise,
+    )
+    if request.noise is None:
+        return drawn
+    video, audio = (x.detach().to("cpu", torch.float32) for x in request.noise)
+    return replace(drawn, video=video, audio_rows=pack_audio(audio))
+
+
+def _check_finite(v_video: torch.Tensor, v_audio: torch.Tensor, step: int, model: H3Model) -> None:
+    bad = [name for name, v in (("video", v_video), ("audio", v_audio)) if not bool(torch.isfinite(v).all())]
+    if bad:
+        raise FastH3Error(
+            f"forward {step + 1} returned NaN or infinity in the {' and '.join(bad)} stream in "
+            f"{str(model.store.dtype).removeprefix('torch.')}. H3's residual stream exceeds the range of fp16: load "
+            "the model with dtype bf16 or fp32; if it is, the checkpoint is damaged."
+        )
+
+
+def _lap(started: float, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started

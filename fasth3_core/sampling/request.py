@@ -1,0 +1,94 @@
+"""One request: what to sample, checked before any weight is touched."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..config import PATCH, DiTConfig
+from ..errors import ContractError, GeometryError
+from ..packing.geometry import FPS, LATENT_PIXELS, TRAINED_FRAMES, audio_latents, frames_of_latents
+from ..packing.layout import Keyframe, PackedLayout, Reference, build_layout
+from .noise import Condition
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    text_states: torch.Tensor
+    """[1, L, text_dim] prompt states of the text encoder's layer 50."""
+    token_tags: torch.Tensor | None = None
+    """[L] int64, 1 text and 0 vision placeholder; None means all text."""
+    latent_frames: int
+    latent_height: int
+    latent_width: int
+    audio_latents: int
+    """Per stereo channel."""
+    seed: int = 0
+    keyframes: Sequence[Keyframe] = ()
+    references: Sequence[Reference] = ()
+    condition_noise: str = "fastvideo"
+    """See `noise.draw`."""
+    noise: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Given starting noise (video [1, C, T, H, W], audio [1, C, 2, A]) instead of the seed's."""
+
+    @property
+    def frames(self) -> int:
+        return frames_of_latents(self.latent_frames)
+
+    @property
+    def tags(self) -> torch.Tensor:
+        if self.token_tags is None:
+            return torch.ones(self.text_states.shape[1], dtype=torch.int64)
+        return self.token_tags.reshape(-1)
+
+    @property
+    def task(self) -> str:
+        return "ref2va" if self.references else "fl2va" if self.keyframes else "t2va"
+
+    def conditions(self) -> list[Condition]:
+        """Clean condition latents in packed order: keyframes, then references with their sound first."""
+        out = []
+        for keyframe in self.keyframes:
+            out += [(keyframe.latent, True), (keyframe.audio_latent, False)]
+        for reference in self.references:
+            out += [(reference.audio_latent, False), (reference.latent, True)]
+        return [Condition(latent, visual) for latent, visual in out if latent is not None]
+
+    def layout(self) -> PackedLayout:
+        return build_layout(
+            self.tags, self.latent_frames, self.latent_height, self.latent_width, self.audio_latents,
+            self.keyframes, self.references,
+        )
+
+    def check(self, config: DiTConfig) -> list[str]:
+        """Raise on what the model cannot take; return warnings for what it can but was not trained on."""
+        states = self.text_states
+        if states.ndim != 3 or states.shape[0] != 1:
+            raise ContractError(
+                f"prompt states of shape {list(states.shape)}: expected [1, L, {config.text_dim}]. Batch is 1 only: "
+                "queue the other prompts or seeds one after another."
+            )
+        if states.shape[1] == 0:
+            raise ContractError("the prompt has no tokens: write at least one word.")
+        if states.shape[2] != config.text_dim:
+            raise ContractError(
+                f"prompt states are {states.shape[2]} wide, the model reads {config.text_dim}: they come from another "
+                "text encoder. Use Qwen3-VL-32B for MiniMax-H3 (CLIP loader type 'minimax')."
+            )
+        if self.tags.numel() != states.shape[1]:
+            raise ContractError(f"{self.tags.numel()} token tags for {states.shape[1]} prompt tokens.")
+        if self.latent_height % PATCH or self.latent_width % PATCH:
+            raise GeometryError(
+                f"a latent for {self.latent_width * LATENT_PIXELS} x {self.latent_height * LATENT_PIXELS} pixels: width "
+                "and height must be multiples of 32. FastH3EmptyLatent makes legal ones."
+            )
+        frames = self.frames
+        expected = audio_latents(frames)
+        if self.audio_latents != expected:
+            raise GeometryError(
+                f"{self.audio_latents} audio latents for {frames} frames: {frames / FPS:.3f} s of sound has {expected}."
+            )
+        shortest, longest = TRAINED_FRAMES
+        if shortest <= frames <= longest:
+            return []
+        return [f"{frames} frames: the model was trained on {shortest} to {longest}; quality outside is unknown."]
