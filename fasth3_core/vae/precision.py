@@ -1,0 +1,48 @@
+"""One context in which fp32 means fp32."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+
+@contextmanager
+def exact_fp32(device: torch.device) -> Iterator[None]:
+    """Autocast off, TF32 off for convolutions and matrix products; the caller's settings are back afterwards.
+
+    cuDNN convolutions use TF32 by default, which is enough to change an fp32 encode. Never hold this context
+    across a `yield`: the consumer would run inside it.
+    """
+    with ExitStack() as undo, torch.autocast(device.type, enabled=False):
+        _convolutions(undo)
+        _matmuls(undo)
+        yield
+
+
+# torch >= 2.9 has two families of flags and refuses to read the old one once the new one was written. Staying in
+# the family in use keeps both readable, and a flag that already says fp32 is not written at all.
+
+
+def _convolutions(undo: ExitStack) -> None:
+    cudnn = torch.backends.cudnn
+    try:
+        if cudnn.allow_tf32:
+            undo.callback(setattr, cudnn, "allow_tf32", True)
+            cudnn.allow_tf32 = False
+    except RuntimeError:
+        _ieee(cudnn.conv, undo)
+
+
+def _matmuls(undo: ExitStack) -> None:
+    matmul = torch.backends.cuda.matmul
+    try:
+        if matmul.allow_tf32:
+            undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            matmul.allow_tf32 = False
+    except RuntimeError:
+        _ieee(matmul, undo)
+
+
+def _ieee(operation, undo: ExitStack) -> None:
+    undo.callback(setattr, operation, "fp32_precision", operation.fp32_precision)
+    operation.fp32_precision = "ieee"

@@ -1,0 +1,243 @@
+"""The video VAE: latents [1, 24, T, h, w] <-> pixels [1, 3, F, 16h, 16w], tile by tile and clip by clip.
+
+Latents are fp32 and normalised on the way in to decode(), raw on the way out of encode(); pixels are fp32 in [0, 1].
+Memory is bounded by one clip, whatever the length.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..errors import CheckpointError, ConfigError, GeometryError
+from . import chunks, latents, tensors
+from .precision import exact_fp32
+from .run import Progress, Run, nothing
+from .tiling import STEP, Axis, Stitcher, axis_tiles
+from .video_decoder import PATCH, ViTDecoder, read_decoder
+from .video_encoder import LOGVAR_RANGE, VideoEncoder, read_encoder
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class VideoVAE:
+    decoder: ViTDecoder
+    encoder: VideoEncoder | None
+    latents_mean: torch.Tensor
+    latents_std: torch.Tensor
+    device: torch.device
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors_by_name: Mapping[str, torch.Tensor],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        head_dim: int = 64,
+    ) -> "VideoVAE":
+        """Build from diffusers names; every size comes from the shapes.
+
+        Args:
+            tensors_by_name: float tensors; read once each, so the mapping may load on access.
+            dtype: of the decoder's linears and attention. The encoder and the islands of 6.6 stay fp32.
+            head_dim: of the decoder, which no tensor tells.
+
+        A file without an encoder decodes; its encode() raises. Raises CheckpointError, ConfigError.
+        """
+        if dtype not in DTYPES:
+            raise ConfigError("dtype", dtype, f"one of {list(DTYPES)}", "Use float16 on a GPU, float32 anywhere.")
+        device = torch.device(device)
+        reader = tensors.Reader(tensors_by_name, "video VAE", device)
+        decoder = read_decoder(reader, dtype, head_dim)
+        has_encoder = any(name.startswith("encoder.") for name in tensors_by_name)
+        encoder = read_encoder(reader) if has_encoder else None
+        if encoder is not None and encoder.latent_channels != decoder.latent_channels:
+            raise CheckpointError(
+                f"video VAE: the encoder makes {encoder.latent_channels} channels, "
+                f"the decoder takes {decoder.latent_channels}"
+            )
+        mean, std = latents.statistics(reader, latents.VIDEO_MEAN, latents.VIDEO_STD, decoder.latent_channels)
+        return cls(decoder, encoder, mean, std, device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return tensors.nbytes(self)
+
+    def to(self, device: torch.device | str) -> "VideoVAE":
+        """The same VAE with its weights on `device`; this one keeps its own."""
+        return tensors.moved(self, torch.device(device))
+
+    def normalise(self, raw: torch.Tensor) -> torch.Tensor:
+        """Raw latents [B, 24, ...] to those that the transformer samples."""
+        return latents.normalise(raw, self.latents_mean, self.latents_std)
+
+    def denormalise(self, latent: torch.Tensor) -> torch.Tensor:
+        return latents.denormalise(latent, self.latents_mean, self.latents_std)
+
+    def decode(
+        self,
+        latent: torch.Tensor,
+        *,
+        tile_batch: int = 0,
+        out_device: torch.device | str = "cpu",
+        on_chunk: Progress | None = None,
+        check_interrupt: Callable[[], None] = nothing,
+    ) -> torch.Tensor:
+        """All frames as one tensor [1, 3, F, H, W] fp32 on `out_device`. Arguments as of decode_chunks()."""
+        parts = self.decode_chunks(latent, tile_batch=tile_batch, on_chunk=on_chunk, check_interrupt=check_interrupt)
+        _, _, T, h, w = latent.shape
+        frames = chunks.decode_plan(T).frames
+        out = torch.empty(1, PATCH[0], frames, h * STEP, w * STEP, dtype=torch.float32, device=out_device)
+        return chunks.collect(parts, out, self.device)
+
+    def decode_chunks(
+        self,
+        latent: torch.Tensor,
+        *,
+        tile_batch: int = 0,
+        on_chunk: Progress | None = None,
+        check_interrupt: Callable[[], None] = nothing,
+    ) -> Iterator[torch.Tensor]:
+        """Yield finished frames [1, 3, n, H, W] fp32 on the VAE's device, in order, as soon as they are final.
+
+        Args:
+            latent: normalised [1, 24, T, h, w], any device, T >= 1.
+            tile_batch: tiles a decoder call; 0 = 4 on CUDA, fewer if memory runs out, and 1 elsewhere. The CPU always
+                runs tiles one by one, so that the pixels do not depend on it there; on a GPU they do by at most 1/255.
+            on_chunk: called as (tiles done, tiles in all) after every decoder call.
+            check_interrupt: called before every decoder call; what it raises passes through.
+
+        Raises GeometryError for a latent of another form, ConfigError for a negative tile_batch.
+        """
+        channels = self.decoder.latent_channels
+        if latent.ndim != 5 or latent.shape[:2] != (1, channels):
+            raise GeometryError(f"a video latent of shape {list(latent.shape)}: expected [1, {channels}, T, h, w]")
+        if tile_batch < 0:
+            raise ConfigError("tile_batch", tile_batch, "0 or more", "Use 0 to let the device decide.")
+        plan = chunks.decode_plan(latent.shape[2])
+        rows, columns = (axis_tiles(side * STEP) for side in latent.shape[3:])
+        total = plan.clips * len(rows.starts) * len(columns.starts)
+        run = Run(tile_batch, self.device, on_chunk or nothing, check_interrupt, total)
+        return self._chunks(latent, plan, rows, columns, run)
+
+    def _chunks(
+        self, latent: torch.Tensor, plan: chunks.DecodePlan, rows: Axis, columns: Axis, run: Run
+    ) -> Iterator[torch.Tensor]:
+        raw = self.denormalise(latent.detach().to(self.device))[0].permute(1, 2, 3, 0).contiguous()  # [T, h, w, 24]
+        raw = torch.cat([raw, raw[-1:].expand(plan.pad, -1, -1, -1)])
+        grid = (chunks.DECODED_LATENTS, rows.size // STEP, columns.size // STEP)
+        rotations = self.decoder.rotations(grid, self.device)
+        shape = (PATCH[0], chunks.DECODED_FRAMES, rows.length, columns.length)
+        canvas = torch.empty(shape, dtype=self.dtype, device=self.device)
+        tail, remaining = None, plan.frames
+        for clip in range(plan.clips):
+            first = clip * chunks.CLIP_LATENTS
+            self._decode_clip(
+                raw[first : first + chunks.DECODED_LATENTS], rotations, Stitcher(rows, columns, canvas), run
+            )
+            body = canvas[:, chunks.BODY]
+            if tail is not None:
+                chunks.blend_tail(body, tail)
+            tail = canvas[:, chunks.TAIL].clone()
+            count = min(chunks.CLIP_FRAMES, remaining)
+            remaining -= count
+            yield latents.to_pixels(body[:, :count])
+        if remaining:
+            yield latents.to_pixels(tail[:, :remaining])
+
+    def _decode_clip(self, raw_THWC: torch.Tensor, rotations: torch.Tensor, stitcher: Stitcher, run: Run) -> None:
+        rows, columns = stitcher.rows.in_latents(), stitcher.columns.in_latents()
+        todo = [(r, c) for r in range(len(rows.starts)) for c in range(len(columns.starts))]
+        while todo:
+            run.check_interrupt()
+            batch = todo[: run.tiles]
+            views = [raw_THWC[:, rows.tile(r), columns.tile(c)] for r, c in batch]
+            try:
+                with exact_fp32(self.device):
+                    tiles = self.decoder(torch.stack(views), rotations)
+            except torch.OutOfMemoryError:
+                if not run.may_shrink:
+                    raise
+                tiles = None
+            if tiles is None:  # outside the handler, whose traceback keeps the failed call's tensors alive
+                run.shrink()
+                continue
+            for (r, c), tile in zip(batch, tiles, strict=True):
+                stitcher.place(r, c, tile)
+            todo = todo[len(batch) :]
+            run.advance(len(batch))
+
+    def encode(
+        self,
+        pixels: torch.Tensor,
+        *,
+        on_chunk: Progress | None = None,
+        check_interrupt: Callable[[], None] = nothing,
+    ) -> torch.Tensor:
+        """Raw posterior mean [1, 24, t, H/16, W/16] fp32 of pixels [1, 3, F, H, W] in [0, 1], on the pixels' device.
+
+        One frame gives one latent; F >= 2 frames are filled up to a multiple of 17 with the last one and give
+        5 latents per 17, less 3. Raises GeometryError, CheckpointError if the file holds no encoder.
+        """
+        return self.encode_moments(pixels, on_chunk=on_chunk, check_interrupt=check_interrupt)[0]
+
+    def keyframe_latent(self, pixels: torch.Tensor, seed: int = 42) -> torch.Tensor:
+        """Normalised latent [1, 24, 1, h, w] of one frame [1, 3, 1, H, W], sampled as FastVideo does for conditions:
+        posterior noise from a fresh CPU generator, rounded through fp16, then normalised."""
+        if pixels.ndim != 5 or pixels.shape[2] != 1:
+            raise GeometryError(f"keyframe pixels of shape {list(pixels.shape)}: expected [1, 3, 1, H, W]")
+        generator = torch.Generator().manual_seed(seed)
+        sample = latents.sample_posterior(*self.encode_moments(pixels), generator)
+        return self.normalise(sample.half().float())
+
+    def encode_moments(
+        self,
+        pixels: torch.Tensor,
+        *,
+        on_chunk: Progress | None = None,
+        check_interrupt: Callable[[], None] = nothing,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and log variance (clamped to -30 ... 20), raw, as encode()."""
+        if self.encoder is None:
+            raise CheckpointError(
+                "this video VAE file holds a decoder only. To encode, load one with `encoder.*` tensors."
+            )
+        if pixels.ndim != 5 or pixels.shape[:2] != (1, PATCH[0]) or not pixels.shape[2]:
+            raise GeometryError(f"pixels of shape {list(pixels.shape)}: expected [1, {PATCH[0]}, F >= 1, H, W]")
+        frames = pixels.shape[2]
+        rows, columns = (axis_tiles(side) for side in pixels.shape[3:])
+        clips = chunks.encode_clips(frames) if frames > 1 else 1
+        run = Run(1, self.device, on_chunk or nothing, check_interrupt, clips * len(rows.starts) * len(columns.starts))
+        parts = []
+        for clip in range(clips):
+            first = clip * chunks.CLIP_FRAMES
+            part = pixels.detach()[:, :, first : first + chunks.CLIP_FRAMES].to(self.device)
+            if frames > 1:
+                part = F.pad(part, (0, 0, 0, 0, 0, chunks.CLIP_FRAMES - part.shape[2]), mode="replicate")
+            parts.append(self._encode_clip(latents.from_pixels(part), rows, columns, run))
+        moments = torch.cat(parts, dim=1)[None]
+        if frames > 1:
+            moments = moments[:, :, : -chunks.TOKEN_DROP]
+        mean, logvar = moments.to(pixels.device).chunk(2, dim=1)
+        return mean, logvar.clamp(*LOGVAR_RANGE)
+
+    def _encode_clip(self, clip: torch.Tensor, rows: Axis, columns: Axis, run: Run) -> torch.Tensor:
+        """Moments [48, t, h, w] of one clip [1, 3, T, H, W]."""
+        t = chunks.CLIP_LATENTS if clip.shape[2] > 1 else 1
+        shape = (2 * self.encoder.latent_channels, t, rows.length // STEP, columns.length // STEP)
+        stitcher = Stitcher(rows.in_latents(), columns.in_latents(), torch.empty(shape, device=self.device))
+        for r in range(len(rows.starts)):
+            for c in range(len(columns.starts)):
+                run.check_interrupt()
+                with exact_fp32(self.device):
+                    tile = self.encoder(clip[..., rows.tile(r), columns.tile(c)])
+                stitcher.place(r, c, tile[0])
+                run.advance(1)
+        return stitcher.canvas
