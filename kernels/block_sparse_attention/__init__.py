@@ -1,0 +1,49 @@
+"""block_sparse_attention: each video query tile attends to the tiles of its own list, per head."""
+
+import torch
+
+from ..device import Case
+from ..registry import Impl, register, resolve
+from .eager import block_sparse_attention_eager
+from .reference import block_sparse_attention_reference
+
+__all__ = ["block_sparse_attention", "block_sparse_attention_eager", "block_sparse_attention_reference"]
+
+
+def block_sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    offsets: torch.Tensor,
+    index: torch.Tensor,
+    count: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    byte_budget: int | None = None,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """Exact softmax attention over the tokens of the listed tiles.
+
+    Args:
+        q: [M, H, D], the video tokens alone, in tile order: the rows that follow the prefix.
+        k, v: [S, H, D], all tokens in tile order, q's dtype. Any strides with a contiguous last dimension, so slices
+            of one fused projection are fine. Tokens outside a list are never read into its result, NaN included.
+        offsets: [N + 1] int32 tile ranges over the S tokens; the last V tiles are the M video tokens.
+        index: [H, V, K] int32 tile numbers, ascending, -1 after the count.
+        count: [H, V] int32, how many of the K are valid. Zero gives rows of exact zeros.
+        out: [M, H, D] to write to, any strides, q's dtype; a new tensor if None.
+        byte_budget: bytes of gathered keys and values at a time, for implementations that gather; None for their own
+            choice by device.
+
+    Returns:
+        [M, H, D] in q's dtype.
+
+    Raises:
+        BackendUnavailable: the named backend cannot take q.
+    """
+    run = resolve("block_sparse_attention", backend, Case.of(q))
+    return run(q, k, v, offsets, index, count, out=out, byte_budget=byte_budget)
+
+
+register(Impl(op="block_sparse_attention", name="eager", rank=50, load=lambda: block_sparse_attention_eager))
+register(Impl(op="block_sparse_attention", name="reference", rank=100, load=lambda: block_sparse_attention_reference))
