@@ -1,0 +1,65 @@
+"""Fixtures of the lanes that need a real ComfyUI, its real frontend, or both. Each skips and says what is missing.
+
+COMFY_APP        a ComfyUI checkout (0.33 or newer)
+COMFY_PYTHON     a Python with its requirements; default: this one
+PLAYWRIGHT_CORE  the node package playwright-core; default: wherever `node` finds it
+CHROMIUM         default: /usr/bin/chromium
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .browser import Browser, why_no_browser
+from .server import ComfyServer, make_base
+from .worker import Worker
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def comfy_app() -> Path:
+    if not os.environ.get("COMFY_APP"):
+        pytest.skip("needs a ComfyUI checkout in COMFY_APP")
+    return Path(os.environ["COMFY_APP"]).resolve()
+
+
+@pytest.fixture(scope="session")
+def comfy_python(comfy_app) -> str:
+    python = os.environ.get("COMFY_PYTHON", sys.executable)
+    check = subprocess.run([python, "-c", "import torchsde, transformers"], capture_output=True, text=True)
+    if check.returncode:
+        pytest.skip(f"COMFY_PYTHON ({python}) lacks ComfyUI's requirements: {check.stderr.strip().splitlines()[-1]}")
+    return python
+
+
+@pytest.fixture(scope="session")
+def models(comfy_app, comfy_python, tmp_path_factory) -> Path:
+    """Tiny stock-format models, written once."""
+    root = tmp_path_factory.mktemp("models")
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([comfy_python, str(HERE / "child" / "write_models.py"), str(root)], check=True, env=env)
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(comfy_app, comfy_python, models, tmp_path_factory):
+    with ComfyServer(comfy_app, comfy_python, make_base(tmp_path_factory.mktemp("server"), models)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def worker(comfy_app, comfy_python, models, tmp_path_factory):
+    with Worker(comfy_app, comfy_python, make_base(tmp_path_factory.mktemp("worker"), models)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def browser() -> Browser:
+    reason = why_no_browser()
+    if reason:
+        pytest.skip(reason)
+    return Browser()
