@@ -17,7 +17,10 @@ class WeightStore(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the residual stream, known once materialised."""
+        """Dtype of the residual stream, once materialised."""
+
+    def dtype_on(self, device: torch.device) -> torch.dtype:
+        """What `dtype` will be on this device."""
 
     def materialise(
         self,

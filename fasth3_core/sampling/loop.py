@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
+from ...kernels.device import Case, full_precision_matmul
 from ..config import VSAConfig
 from ..errors import FastH3Error
 from ..model import blocks, dit
@@ -13,13 +15,15 @@ from ..model.handle import H3Model
 from ..packing.layout import PackedLayout
 from ..packing.rows import pack_audio, patchify, unpack_audio, unpatchify
 from ..report.run_report import RunReport
-from ..vsa.attention import SparseAttention
+from ..vsa.attention import attention as sparse_attention
+from ..vsa.attention import resolve_ops
 from ..vsa.tiles import TilePlan, tile_plan
 from . import schedule
 from .noise import Drawn, draw
 from .record import new_report, step_report
 from .request import Request
-from .settings import resolve
+from .schedule import Schedule
+from .settings import RunSettings, resolve
 
 OnStep = Callable[[int, int, torch.Tensor, torch.Tensor], None]
 """(forwards done, forwards in all, clean estimate of the video latent, of the audio latent)"""
@@ -43,6 +47,8 @@ def sample(
     grid: str = "contract",
     shift_video: float = 0.0,
     shift_audio: float = 0.0,
+    schedules: tuple[Schedule, Schedule] | None = None,
+    attend: Callable[..., torch.Tensor] | None = None,
     check_interrupt: Callable[[], None] = lambda: None,
     on_step: OnStep | None = None,
     on_load: Callable[[int, int], None] | None = None,
@@ -55,6 +61,8 @@ def sample(
     Args:
         vsa: sparse attention settings; None takes the contract's.
         grid, shift_video, shift_audio: see `settings.resolve`.
+        schedules: explicit video and audio grids, taken as they are; grid and shifts are then ignored.
+        attend: stands in for `vsa.attention.attention`, which it must be callable like; for diagnosis.
         check_interrupt: called twice a block; raises to stop the run.
         on_step: called after each forward.
         on_load: (bytes done, bytes in all) while weights move to the device.
@@ -65,20 +73,22 @@ def sample(
     """
     device = torch.device(device)
     warnings = request.check(model.config)
-    settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
+    settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task, schedules)
     layout = request.layout()
-    plan = attend = None
+    dtype = model.store.dtype_on(device)
+    plan = ops = None
     if settings.vsa is not None:
+        case = Case(device=device, dtype=dtype, head_dim=model.config.head_dim, tile_size=settings.vsa.tile_size)
+        ops = resolve_ops(settings.vsa.backend, case)
+        attend = attend or partial(sparse_attention, ops=ops)
         plan = tile_plan(layout.prefix, layout.grid, settings.vsa.tile_size, device)
-        attend = SparseAttention(plan, settings.vsa, model.config, device)
-    report = new_report(model, request, layout, plan, settings, warnings)
+    report = new_report(model, request, layout, plan, settings, warnings, dtype)
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False), full_precision_matmul():
         started = time.perf_counter()
         model.store.materialise(device, on_load, check_interrupt)
-        report.model["dtype"] = str(model.store.dtype).removeprefix("torch.")
         report.seconds["load"] = _lap(started, device)
 
         started = time.perf_counter()
@@ -96,18 +106,30 @@ def sample(
 
         started = time.perf_counter()
         video, audio = _denoise(
-            model, request, layout, plan, settings, prepared, drawn, attend, device, check_interrupt, on_step, report
+            model, request, layout, plan, attend, settings, prepared, drawn, device, check_interrupt, on_step, report
         )
         report.seconds["sample"] = _lap(started, device)
-    if attend is not None:
-        report.attention |= attend.summary()
+    if ops is not None:
+        main = ops.block_sparse_attention
+        report.attention |= {"backend": main.name, "refused": dict(main.refused), "ops": ops.table()}
     if device.type == "cuda":
         report.memory["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     return SampleResult(video, audio, report)
 
 
 def _denoise(
-    model, request, layout, plan, settings, prepared, drawn, attend, device, check_interrupt, on_step, report
+    model: H3Model,
+    request: Request,
+    layout: PackedLayout,
+    plan: TilePlan | None,
+    attend: Callable[..., torch.Tensor] | None,
+    settings: RunSettings,
+    prepared: dit.Prepared,
+    drawn: Drawn,
+    device: torch.device,
+    check_interrupt: Callable[[], None],
+    on_step: OnStep | None,
+    report: RunReport,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = _VideoRows(request, layout, plan)
     x_video = rows.pack(drawn.video.to(device))
@@ -115,7 +137,9 @@ def _denoise(
     num_layers, total = model.config.num_layers, settings.video.num_forwards
 
     def attend_at(step: int, layer: int) -> blocks.Attend:
-        return blocks.dense_attention if attend is None else attend.at(step, layer)
+        if plan is None:
+            return blocks.dense_attention
+        return partial(attend, plan=plan, config=settings.vsa, step=step, layer=layer)
 
     for i in range(total):
         check_interrupt()

@@ -34,10 +34,17 @@ def new_report(
     plan: TilePlan | None,
     settings: RunSettings,
     warnings: list[str],
+    dtype: torch.dtype,
 ) -> RunReport:
     contract = model.contract
     return RunReport(
-        model={"source": model.source, "blocks": model.config.num_layers, "adaln": model.config.adaln, **model.details},
+        model={
+            "source": model.source,
+            "blocks": model.config.num_layers,
+            "adaln": model.config.adaln,
+            "dtype": str(dtype).removeprefix("torch."),
+            **model.details,
+        },
         contract={
             "name": contract.name,
             "about": contract.about,

@@ -79,8 +79,8 @@ class Request:
             raise ContractError(f"{self.tags.numel()} token tags for {states.shape[1]} prompt tokens.")
         if self.latent_height % PATCH or self.latent_width % PATCH:
             raise GeometryError(
-                f"a latent for {self.latent_width * LATENT_PIXELS} x {self.latent_height * LATENT_PIXELS} pixels: width "
-                "and height must be multiples of 32. FastH3EmptyLatent makes legal ones."
+                f"a latent for {self.latent_width * LATENT_PIXELS} x {self.latent_height * LATENT_PIXELS} pixels: "
+                "width and height must be multiples of 32. FastH3EmptyLatent makes legal ones."
             )
         frames = self.frames
         expected = audio_latents(frames)

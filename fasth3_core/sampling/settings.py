@@ -28,6 +28,7 @@ def resolve(
     shift_video: float = 0.0,
     shift_audio: float = 0.0,
     task: str = "t2va",
+    schedules: tuple[Schedule, Schedule] | None = None,
 ) -> RunSettings:
     """Fill in the contract.
 
@@ -35,12 +36,27 @@ def resolve(
         grid: "contract", "uniform" (equally spaced) or "trained" (the published rungs).
         shift_video, shift_audio: 0 takes the contract's.
         task: "t2va", "fl2va" (keyframes) or "ref2va" (references).
+        schedules: explicit video and audio grids in place of the above.
 
     Raises:
         ConfigError: an unknown grid, or a shift that is not positive.
         ContractError: VSA settings for a student that attends densely, or trained rungs that nobody published.
     """
     contract = model.contract
+    if schedules is None:
+        video, audio, departures = _schedules(contract, grid, shift_video, shift_audio)
+    else:
+        (video, audio), departures = schedules, ["explicit sigmas instead of the contract's"]
+    if task not in contract.tasks:
+        kind = {"fl2va": "keyframes", "ref2va": "references"}.get(task, task)
+        departures.append(f"{kind}: {contract.about} was distilled for {', '.join(contract.tasks)} only")
+    sparse, said = _sparse(model, vsa)
+    return RunSettings(video, audio, sparse, (*departures, *said))
+
+
+def _schedules(
+    contract: Contract, grid: str, shift_video: float, shift_audio: float
+) -> tuple[Schedule, Schedule, list[str]]:
     departures = []
     base, grid_name = _base(contract, grid)
     if grid_name != contract.default_grid:
@@ -53,16 +69,7 @@ def resolve(
         shifts.append(given or own)
         if given and given != own:
             departures.append(f"{name} {given:g} instead of {own:g}")
-    if task not in contract.tasks:
-        kind = {"fl2va": "keyframes", "ref2va": "references"}.get(task, task)
-        departures.append(f"{kind}: {contract.about} was distilled for {', '.join(contract.tasks)} only")
-    sparse, said = _sparse(model, vsa)
-    return RunSettings(
-        video=schedule.shifted(base, shifts[0]),
-        audio=schedule.shifted(base, shifts[1]),
-        vsa=sparse,
-        departures=(*departures, *said),
-    )
+    return schedule.shifted(base, shifts[0]), schedule.shifted(base, shifts[1]), departures
 
 
 def _base(contract: Contract, grid: str):
@@ -81,7 +88,7 @@ def _sparse(model: H3Model, vsa: VSAConfig | None) -> tuple[VSAConfig | None, li
     if not contract.sparse:
         if vsa is None:
             return None, []
-        why = "all gates of the model are zero" if model.config.has_gates else "the model has no to_gate_compress weights"
+        why = "all its gates are zero" if model.config.has_gates else "the model has no to_gate_compress weights"
         raise ContractError(
             f"VSA settings are connected, but contract '{contract.name}' attends densely: {why}. "
             "Disconnect FastH3VSAConfig, or load a VSA student or its adapter."

@@ -1,0 +1,46 @@
+"""Weights that are already tensors: what tests, self-tests and benchmarks run a transformer on."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+
+from ..config import DiTConfig
+
+
+class TensorStore:
+    """A weight store over a dict of canonical tensors, all on one device and in their final dtypes."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], overrides: Mapping[str, object] | None = None) -> None:
+        """Raises CheckpointError if the tensors are not a whole transformer."""
+        self.config = DiTConfig.from_shapes({name: tuple(t.shape) for name, t in tensors.items()}, overrides)
+        self._top: dict[str, torch.Tensor] = {}
+        self._blocks: list[dict[str, torch.Tensor]] = [{} for _ in range(self.config.num_layers)]
+        for name, tensor in tensors.items():
+            if name.startswith("blocks."):
+                _, index, rest = name.split(".", 2)
+                self._blocks[int(index)][rest] = tensor
+            else:
+                self._top[name] = tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._top["final_layer.norm.weight"].dtype
+
+    def dtype_on(self, device: torch.device) -> torch.dtype:
+        return self.dtype
+
+    def materialise(
+        self,
+        device: torch.device,
+        progress: Callable[[int, int], None] | None = None,
+        check_interrupt: Callable[[], None] | None = None,
+    ) -> None:
+        for group in (self._top, *self._blocks):
+            group.update({name: tensor.to(device) for name, tensor in group.items()})
+
+    def top(self) -> Mapping[str, torch.Tensor]:
+        return MappingProxyType(self._top)
+
+    def block(self, index: int) -> Mapping[str, torch.Tensor]:
+        return MappingProxyType(self._blocks[index])
