@@ -9,7 +9,7 @@ import torch
 from ...kernels.device import Case
 from ...kernels.registry import BackendUnavailable
 from ..checkpoint.names import to_canonical
-from ..config import VSAConfig
+from ..config import DiTConfig, VSAConfig
 from ..contracts import Contract
 from ..model import blocks, dit
 from ..model.handle import H3Model
@@ -196,7 +196,8 @@ def _single_file_case(golden: Golden, target: Target) -> _Case:
 
 def _store(golden: Golden, target: Target, layout: str) -> TensorStore:
     tensors = to_canonical(golden.other().weights(), layout=layout)
-    return TensorStore({name: cast(name, t, target.dtype).to(target.device) for name, t in tensors.items()})
+    adaln = DiTConfig.from_shapes({name: tuple(t.shape) for name, t in tensors.items()}).adaln
+    return TensorStore({name: cast(name, t, target.dtype, adaln).to(target.device) for name, t in tensors.items()})
 
 
 def _compare(

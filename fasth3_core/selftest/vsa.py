@@ -6,7 +6,7 @@ import torch
 
 from ...kernels import registry
 from ...kernels.device import Case
-from ...kernels.int8_linear import int8_dequantise, int8_linear
+from ...kernels.int8_linear import dequantise_int8, int8_linear
 from ...kernels.registry import BackendUnavailable
 from ..config import PATCH, VSAConfig
 from ..vsa.attention import attention, resolve_ops
@@ -49,10 +49,10 @@ def verify_vsa_op(golden: Golden, target: Target) -> Iterator[Row]:
 def verify_int8_linear(golden: Golden, target: Target) -> Iterator[Row]:
     for i, meta in enumerate(golden.meta["cases"]):
         case = f"{i} {meta['n']}x{meta['k']}{' convrot' if meta['convrot'] else ''}"
-        group = meta["group"] if meta["convrot"] else 0
+        group = meta["group"] if meta["convrot"] else None
         weight, scale = (golden.tensor(f"{i}.{name}").to(target.device) for name in ("weight", "weight_scale"))
         x = golden.tensor(f"{i}.x").to(target.device, target.dtype)
-        dense = int8_dequantise(weight, scale, group=group)
+        dense = dequantise_int8(weight, scale, group, torch.float32)
         yield target.row(golden, f"{case} weight", "max abs", dense, golden.tensor(f"{i}.dequantized"), 1e-6)
         plain = None if target.exact else torch.nn.functional.linear(x, dense.to(target.dtype))
         for backend in registry.names("int8_linear"):

@@ -14,7 +14,7 @@ def shapes(**kwargs):
 
 
 def test_dimensions_come_from_the_tensors():
-    config = DiTConfig.from_shapes(shapes(layers=3, hidden=96, heads=3, head_dim=32, ffn=40))
+    config = DiTConfig.from_shapes(shapes(num_layers=3, hidden_size=96, num_heads=3, head_dim=32, ffn_dim=40))
     assert (config.hidden_size, config.num_layers, config.num_heads, config.head_dim) == (96, 3, 3, 32)
     assert (config.ffn_dim, config.in_channels, config.audio_in_channels, config.text_dim) == (40, 24, 32, 20)
     assert (config.adaln, config.adaln_rank, config.has_gates, config.output_heads) == ("full", None, True, 1)
@@ -40,7 +40,7 @@ def test_wide_heads_have_sixteen_frequencies():
 
 
 def test_missing_block_is_named():
-    holed = {name: shape for name, shape in shapes(layers=3).items() if not name.startswith("blocks.1.")}
+    holed = {name: shape for name, shape in shapes(num_layers=3).items() if not name.startswith("blocks.1.")}
     with pytest.raises(CheckpointError, match=r"blocks \[1\] are missing"):
         DiTConfig.from_shapes(holed)
 
