@@ -127,3 +127,26 @@ def _activation_bytes(tokens: int, config: DiTConfig, element: int, gated: bool)
     # residual stream, normed tokens, output, and one pass of the feed-forward: both halves and their product
     feed_forward = 3 * stream + rows * 3 * config.ffn_dim * element
     return max(attention, feed_forward)
+
+
+def released(gates: bool) -> DiTConfig:
+    """Dimensions of the released 50-block model."""
+    return DiTConfig(
+        hidden_size=5376, num_layers=50, num_refiner_layers=2, num_heads=56, head_dim=128, ffn_dim=14336,
+        in_channels=24, audio_in_channels=32, text_dim=5120, freq_dim=256, time_embed_hidden_dim=5376,
+        time_embed_dim=2688, rope_freq_dim=16, adaln="full", adaln_rank=None, has_gates=gates, output_heads=1,
+    )
+
+
+def num_parameters(config: DiTConfig) -> int:
+    """Of a transformer, full-rank AdaLN included."""
+    C, inner = config.hidden_size, config.inner_dim
+    attention = 4 * inner * C + 2 * config.head_dim
+    refiner_block = attention + 3 * config.ffn_dim * C + 2 * C
+    adaln_in = config.adaln_rank or config.time_embed_dim
+    block = refiner_block + 18 * C * (adaln_in + 1) + config.has_gates * inner * C
+    rows = config.video_row_dim + config.audio_in_channels
+    patches = rows * C + 2 * C + config.output_heads * rows * (C + 1)
+    time = config.time_embed_hidden_dim * (config.freq_dim + 1) + config.time_embed_dim * (config.time_embed_hidden_dim + 1)
+    rest = patches + C * (config.text_dim + 1) + time * (config.adaln != "curve") + 2 * C + 2 * C * (adaln_in + 1)
+    return config.num_layers * block + config.num_refiner_layers * refiner_block + rest

@@ -1,0 +1,125 @@
+"""The full-size model on one GPU: four forwards at 768 x 1344 x 124 and both decodes, timed stage by stage.
+
+    python3 bench/full_size.py --out DIR
+
+Weights are random (35 B parameters in bf16, made on the device), so times and memory are real and pictures are not.
+Nothing is printed unless every latent, pixel and sample is finite.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from _package import environment, package
+
+FRAMES, HEIGHT, WIDTH = 124, 768, 1344
+TEXT_TOKENS = 256
+
+
+class Stages:
+    """Seconds and peak bytes of each stage."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict] = []
+
+    def run(self, name: str, function, *args, **kwargs):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before, started = torch.cuda.memory_allocated(), time.perf_counter()
+        out = function(*args, **kwargs)
+        torch.cuda.synchronize()
+        self.rows.append(
+            {
+                "stage": name,
+                "seconds": round(time.perf_counter() - started, 3),
+                "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+                "held_before_gib": round(before / 2**30, 2),
+            }
+        )
+        return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--backend", default="auto", help="VSA backend")
+    parser.add_argument("--layers", type=int, default=50)
+    args = parser.parse_args()
+
+    stages = Stages()
+    device = torch.device("cuda")
+    result = stages.run("weights", make_model, args.layers, device)
+    report = sample_twice(result, args.backend, device, stages)
+    del result
+    torch.cuda.empty_cache()
+    decode(report.pop("latents"), device, stages)
+
+    row = {
+        **environment(),
+        "frames": FRAMES,
+        "height": HEIGHT,
+        "width": WIDTH,
+        "layers": args.layers,
+        **report,
+        "stages": stages.rows,
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "full_size.json").write_text(json.dumps(row, indent=1))
+    for stage in stages.rows:
+        print(f"{stage['stage']:<28} {stage['seconds']:>8.2f} s   peak {stage['peak_gib']:.2f} GiB")
+    print("\n".join(report["text"].splitlines()))
+
+
+def make_model(layers: int, device: torch.device):
+    weights = package("fasth3_core.selftest.random_weights")
+    store_type = package("fasth3_core.weights.tensors").TensorStore
+    dims = weights.FULL_SIZE | {"num_layers": layers}
+    store = store_type(weights.random_transformer(**dims, dtype=torch.bfloat16, device=device))
+    contracts = package("fasth3_core.contracts").CONTRACTS
+    return package("fasth3_core.model.handle").H3Model(store.config, contracts["preview-4"], store, "random weights")
+
+
+def sample_twice(model, backend: str, device: torch.device, stages: Stages) -> dict:
+    """The second run is the one that counts: the first loads kernels and fills caches."""
+    geometry = package("fasth3_core.packing.geometry")
+    loop = package("fasth3_core.sampling.loop")
+    config = package("fasth3_core.config").VSAConfig(backend=backend)
+    request = package("fasth3_core.sampling.request").Request(
+        text_states=torch.randn(1, TEXT_TOKENS, model.config.text_dim, generator=torch.Generator().manual_seed(1)),
+        latent_frames=geometry.latent_frames(FRAMES),
+        latent_height=HEIGHT // 16,
+        latent_width=WIDTH // 16,
+        audio_latents=geometry.audio_latents(FRAMES),
+        seed=0,
+    )
+    first = stages.run("sample, first", loop.sample, model, request, device=device, vsa=config)
+    second = stages.run("sample", loop.sample, model, request, device=device, vsa=config)
+    for name, a, b in (("video", first.video, second.video), ("audio", first.audio, second.audio)):
+        if not torch.isfinite(b).all():
+            raise SystemExit(f"{name} latents are not finite")
+        if not torch.equal(a, b):
+            raise SystemExit(f"{name} latents of the same seed differ between two runs")
+    return {"report": second.report.to_dict(), "text": second.report.to_text(), "latents": (second.video, second.audio)}
+
+
+def decode(latents, device: torch.device, stages: Stages) -> None:
+    from vae_decode import full_size_audio_vae, full_size_video_vae
+
+    video, audio = latents
+    vae = stages.run("video VAE weights", full_size_video_vae, torch.float16, device)
+    pixels = stages.run("video decode", vae.decode, video)
+    if pixels.shape != (1, 3, FRAMES, HEIGHT, WIDTH) or not torch.isfinite(pixels).all():
+        raise SystemExit("the decoded video is not finite or not of its size")
+    del vae
+    torch.cuda.empty_cache()
+    sound = stages.run("audio VAE weights", full_size_audio_vae, device)
+    wave = stages.run("audio decode", sound.to_waveform, audio, FRAMES)
+    if not torch.isfinite(wave).all():
+        raise SystemExit("the decoded sound is not finite")
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
