@@ -1,0 +1,134 @@
+"""From a path to a handle: headers are checked now, values are read when they are needed, straight to their device."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import DiTConfig
+from ..contracts import infer
+from ..errors import ConfigError
+from ..model.handle import H3Model
+from ..vae import AudioVAE, VideoVAE
+from ..weights.policy import DTYPES
+from ..weights.store import ResidentStore, shared
+from . import audio_names, names, vae_names
+from .component import Component, open_component, read_json
+from .plan import Plan
+from .quant import QuantizedWeight
+from .reading import FileReader
+
+TRANSFORMER_FOLDERS = ("transformer", "transformer_ref")
+VIDEO_VAE_FOLDERS = ("vae", "video_vae")
+AUDIO_VAE_FOLDERS = ("audio_vae",)
+
+RECORD = "fastvideo_inference.json"
+"""Beside the weights or at the root of a release: the contract that a student was distilled for."""
+
+
+def load_model(
+    path: str | Path, *, contract: str = "auto", dtype: str = "auto", layout: str = "auto"
+) -> H3Model:
+    """Open a transformer: a file, a folder of shards, their index, or a repository root with one transformer.
+
+    Args:
+        contract: "auto", or a name of `contracts.CONTRACTS`.
+        dtype: "auto", "bf16", "fp16" or "fp32"; decided when the weights move to a device.
+        layout: "auto", or a name of `names.LAYOUTS`; needed for fused shards outside the official folder tree.
+
+    Loading the same files again, with the same dtype and layout, gives a handle on the same store while it is in use.
+
+    Raises:
+        CheckpointError: not a whole transformer; lists what is wrong, before anything is allocated.
+        ContractError: the contract does not fit, or "auto" cannot know it.
+    """
+    component = open_component(path, TRANSFORMER_FOLDERS)
+
+    def make() -> ResidentStore:
+        plan = names.plan_transformer(component, layout)
+        return ResidentStore(component, plan, DiTConfig.from_shapes(plan.shapes, component.config), dtype)
+
+    store = shared((component.fingerprint, dtype, layout), make)
+    recorded = recorded_contract(component)
+    decided = infer(store.config, gates_zero=store.gates_all_zero(), recorded=recorded, requested=contract)
+    details = {
+        "layout": store.plan.layout,
+        "bytes_on_disk": component.nbytes,
+        "quantised_layers": len(store.plan.quantised),
+        "recorded_contract": recorded is not None,
+    }
+    return H3Model(store.config, decided, store, str(component.root), details)
+
+
+def recorded_contract(component: Component) -> Mapping[str, Any] | None:
+    """Fields of `fastvideo_inference.json` in the component's folder or the one above, which is the release's root.
+
+    A single file takes the one beside it only where it is alone in its folder.
+    """
+    folders = [component.folder, component.folder.parent] if component.root.is_dir() else []
+    if not folders and len(list(component.folder.glob("*.safetensors"))) == 1:
+        folders = [component.folder]
+    found = next((folder / RECORD for folder in folders if (folder / RECORD).is_file()), None)
+    return None if found is None else read_json(found)
+
+
+def load_video_vae(path: str | Path, dtype: str | torch.dtype = "auto", device: torch.device | str = "cpu") -> VideoVAE:
+    """Open the video VAE and read it to `device`.
+
+    Args:
+        dtype: of the decoder's products. "auto" is fp16 on an accelerator and fp32 on the CPU.
+
+    Raises:
+        CheckpointError: not a whole video VAE, or one whose decoder is not known how to run.
+    """
+    device = torch.device(device)
+    component = open_component(path, VIDEO_VAE_FOLDERS)
+    plan = vae_names.plan_video_vae(component)
+    head_dim = vae_names.decoder_head_dim(component.config)
+    with _lazy(component, plan, device) as tensors:
+        return VideoVAE.from_tensors(tensors, _vae_dtype(dtype, device), device, head_dim=head_dim)
+
+
+def load_audio_vae(path: str | Path, device: torch.device | str = "cpu") -> AudioVAE:
+    """Open the audio VAE and read it to `device`; fp32 always."""
+    component = open_component(path, AUDIO_VAE_FOLDERS)
+    with _lazy(component, audio_names.plan_audio_vae(component), torch.device(device)) as tensors:
+        return AudioVAE.from_tensors(tensors, torch.float32, device)
+
+
+def _vae_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.float16
+    if dtype not in DTYPES:
+        raise ConfigError("dtype", dtype, f"'auto' or one of {list(DTYPES)}", "Use 'auto' if unsure.")
+    return DTYPES[dtype]
+
+
+@contextmanager
+def _lazy(component: Component, plan: Plan, device: torch.device) -> Iterator["_LazyTensors"]:
+    with torch.inference_mode(False), torch.no_grad(), component.open(device) as reader:
+        yield _LazyTensors(plan, reader)
+
+
+class _LazyTensors(Mapping[str, torch.Tensor]):
+    """Canonical tensors that are read when they are asked for, so that a VAE is never in memory twice."""
+
+    def __init__(self, plan: Plan, reader: FileReader) -> None:
+        self._plan, self._reader = plan, reader
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        value = self._plan.entries[name].load(self._reader)
+        return value.dequantise(torch.float32) if isinstance(value, QuantizedWeight) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plan.entries)
+
+    def __len__(self) -> int:
+        return len(self._plan.entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._plan.entries

@@ -1,0 +1,245 @@
+"""Names of the transformer: three layouts on disk, one in memory.
+
+In memory a transformer has the names and row orders of ComfyUI's single files. On disk:
+
+- "single-file": the same names; q, k, v one after another in `qkv_proj`; the gate half first in `fc1`.
+- "original": the same names, but `qkv_proj` holds q, k, v of each head in turn. Names and shapes cannot tell it from a
+  single file, so it is taken only in the official folder tree, by the file's own metadata, or when asked for.
+- "diffusers": other names, q, k, v as three tensors, the value half first. FastVideo's runtime spelling is read too.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from ..errors import CheckpointError
+from .component import Component, in_official_tree
+from .plan import Entry, Kind, Plan, Source, make_plan
+from .quant import QuantizedWeight
+from .reading import MemorySource
+from .recognise import require
+from .rows import Group
+from .shapes import Shapes, Size, Template, count
+from .write import restore
+
+LAYOUTS = ("diffusers", "single-file", "original")
+
+LAYOUT_KEY = "fasth3.layout"
+"""Header metadata in which this package's writer states the layout."""
+
+_TOP = {
+    "video_patch_proj": "proj_in",
+    "audio_patch_proj": "audio_proj_in",
+    "condition_proj": "context_embedder",
+    "time_embedder.proj_in": "time_embedder.linear_1",
+    "time_embedder.proj_out": "time_embedder.linear_2",
+    "token_refiner.final_norm": "token_refiner.final_norm",
+    "final_layer.norm": "norm_out.norm",
+    "final_layer.adaln_proj.linear": "norm_out.linear",
+    "final_layer.video_out": "proj_out",
+    "final_layer.audio_out": "audio_proj_out",
+    "adaln_basis": "adaln_basis",
+    "adaln_t_table": "adaln_t_table",
+    "rope.inv_freq": "rope.inv_freq",
+}
+"""Canonical layer -> its name in the diffusers layout."""
+
+_BLOCK = {
+    "norm1": ("norm1",),
+    "norm2": ("norm2",),
+    "attn.qkv_proj": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "attn.q_norm": ("attn.norm_q",),
+    "attn.k_norm": ("attn.norm_k",),
+    "attn.out_proj": ("attn.to_out.0",),
+    "attn.to_gate_compress": ("attn.to_gate_compress",),
+    "mlp.fc1": ("ff.net.0.proj",),
+    "mlp.fc2": ("ff.net.2",),
+    "adaln_proj.linear": ("adaln_proj.linear",),
+}
+"""The same for the layers of a block; q, k and v are three layers there."""
+
+_STACKS = {"blocks": "transformer_blocks", "token_refiner.blocks": "token_refiner.refiner_blocks"}
+_CANONICAL_BLOCK = re.compile(r"(blocks|token_refiner\.blocks)\.(\d+)\.(.+)")
+_DIFFUSERS_BLOCK = re.compile(r"(transformer_blocks|token_refiner\.refiner_blocks)\.(\d+)\.(.+)")
+_FROM_TOP = {theirs: ours for ours, theirs in _TOP.items()}
+_FROM_BLOCK = {theirs: ours for ours, names in _BLOCK.items() for theirs in names}
+_FROM_STACK = {theirs: ours for ours, theirs in _STACKS.items()}
+
+_ALIASES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^time_embedder\.fc_in\.", "time_embedder.linear_1."),
+        (r"^time_embedder\.fc_out\.", "time_embedder.linear_2."),
+        (r"\.attn\.to_out\.(?!0\.)", ".attn.to_out.0."),
+        (r"\.ff\.fc_in\.", ".ff.net.0.proj."),
+        (r"\.ff\.fc_out\.", ".ff.net.2."),
+        (r"\.scale_weight$", ".weight_scale"),
+        (r"\.scale_input$", ".input_scale"),
+    )
+)
+
+
+def _canonical_of(layer: str, layout: str) -> str | None:
+    if layout != "diffusers":
+        block = _CANONICAL_BLOCK.fullmatch(layer)
+        return layer if layer in _TOP or (block and block[3] in _BLOCK) else None
+    if block := _DIFFUSERS_BLOCK.fullmatch(layer):
+        ours = _FROM_BLOCK.get(block[3])
+        return ours and f"{_FROM_STACK[block[1]]}.{block[2]}.{ours}"
+    return _FROM_TOP.get(layer)
+
+
+def _group(canonical: str, layout: str) -> Group:
+    if layout == "single-file":
+        return Group((canonical,), (canonical,))
+    if layout == "original":
+        return Group((canonical,), (canonical,), "heads" if canonical.endswith(".attn.qkv_proj") else "same")
+    if block := _CANONICAL_BLOCK.fullmatch(canonical):
+        names = tuple(f"{_STACKS[block[1]]}.{block[2]}.{name}" for name in _BLOCK[block[3]])
+        return Group((canonical,), names, "swap" if block[3] == "mlp.fc1" else "same")
+    return Group((canonical,), (_TOP[canonical],))
+
+
+def _head_dim(canonical: str, entries: Mapping[str, Entry], config: Mapping) -> int:
+    norm = entries.get(canonical.replace("qkv_proj", "q_norm") + ".weight")
+    return norm.shape[0] if norm else 0
+
+
+def _templates(present: Shapes) -> tuple[Template, Template]:
+    curve, rank = "adaln_t_table" in present, "adaln_basis.weight" in present
+    heads = output_heads(present)
+    required: dict[str, tuple[Size, ...]] = {
+        **_linear("video_patch_proj", "hidden", "video_row"),
+        **_linear("audio_patch_proj", "hidden", "audio_row"),
+        **_linear("condition_proj", "hidden", "text"),
+        "token_refiner.final_norm.weight": ("hidden",),
+        "final_layer.norm.weight": ("hidden",),
+        **_linear("final_layer.adaln_proj.linear", "2*hidden", "modulation"),
+        **_linear("final_layer.video_out", f"{heads}*video_row", "hidden"),
+        **_linear("final_layer.audio_out", f"{heads}*audio_row", "hidden"),
+    }
+    if curve:
+        required["adaln_t_table"] = ("grid", "modulation")
+    else:
+        time = "time" if rank else "modulation"
+        required |= _linear("time_embedder.proj_in", "time_hidden", "freq")
+        required |= _linear("time_embedder.proj_out", time, "time_hidden")
+    if rank:
+        required["adaln_basis.weight"] = ("modulation", "time")
+    gated = any(name.endswith(".attn.to_gate_compress.weight") for name in present)
+    for i in range(max(1, count(present, "token_refiner.blocks."))):
+        required |= _block(f"token_refiner.blocks.{i}")
+    for i in range(max(1, count(present, "blocks."))):
+        required |= _block(f"blocks.{i}")
+        required |= _linear(f"blocks.{i}.adaln_proj.linear", "18*hidden", "modulation")
+        if gated:
+            required[f"blocks.{i}.attn.to_gate_compress.weight"] = ("inner", "hidden")
+    return required, {"rope.inv_freq": ("rope",)}
+
+
+def output_heads(present: Shapes) -> int:
+    """How many output heads the last layers hold: 1, or N for a bank that both streams agree on."""
+    counts = set()
+    for stream in ("video", "audio"):
+        for part in ("weight", "bias"):
+            rows = (present.get(f"final_layer.{stream}_out.{part}") or (0,))[0]
+            width = (present.get(f"{stream}_patch_proj.weight") or (0, 0))[1]
+            counts.add(rows // width if width and rows % width == 0 else 0)
+    return counts.pop() or 1 if len(counts) == 1 else 1
+
+
+def _block(name: str) -> dict[str, tuple[Size, ...]]:
+    return {
+        f"{name}.norm1.weight": ("hidden",),
+        f"{name}.norm2.weight": ("hidden",),
+        f"{name}.attn.qkv_proj.weight": ("3*inner", "hidden"),
+        f"{name}.attn.q_norm.weight": ("head",),
+        f"{name}.attn.k_norm.weight": ("head",),
+        f"{name}.attn.out_proj.weight": ("hidden", "inner"),
+        f"{name}.mlp.fc1.weight": ("2*ffn", "hidden"),
+        f"{name}.mlp.fc2.weight": ("hidden", "ffn"),
+    }
+
+
+def _linear(name: str, rows: str, columns: str) -> dict[str, tuple[Size, ...]]:
+    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+
+
+TRANSFORMER = Kind(
+    name="transformer",
+    title="MiniMax-H3 transformer",
+    canonical_of=_canonical_of,
+    group=_group,
+    templates=_templates,
+    head_dim=_head_dim,
+    aliases=_ALIASES,
+    ignored=frozenset({"scaled_fp8"}),
+)
+
+
+def find_layout(source: Source, names: set[str], layout: str) -> str:
+    """The layout to read `names` (without prefix) in.
+
+    Raises:
+        CheckpointError: fused names in shards outside the official tree, which may be of either row order.
+    """
+    if layout not in ("auto", *LAYOUTS):
+        raise CheckpointError(f"layout {layout!r}: expected 'auto' or one of {list(LAYOUTS)}.")
+    split_names = any(name.startswith("transformer_blocks.") for name in names)
+    if layout == "auto":
+        stated = source.metadata.get(LAYOUT_KEY)
+        layout = stated if stated in LAYOUTS else "diffusers" if split_names else ""
+    if split_names != (layout == "diffusers") and layout:
+        have = "diffusers" if split_names else "single-file or original"
+        raise CheckpointError(f"{source.label} has {have} names; layout {layout!r} was asked for.")
+    if layout:
+        return layout
+    if not isinstance(source, Component):
+        return "single-file"
+    if in_official_tree(source):
+        return "original"
+    if len(source.files) > 1:
+        raise CheckpointError(
+            f"{source.label}: the names fit both the original layout, whose qkv rows are stored head by head, and "
+            "ComfyUI's, and shards outside FL2VA/transformer or Ref2VA/transformer come in either. "
+            "Load it with layout='original' or layout='single-file'; the wrong one gives noise."
+        )
+    return "single-file"
+
+
+def plan_transformer(source: Source, layout: str = "auto") -> Plan:
+    """Canonical tensors of a transformer in any layout, described but not loaded.
+
+    Raises:
+        CheckpointError: another component, an ambiguous layout, or names and shapes that are not a transformer's.
+    """
+    prefix = require(source, "transformer")
+    names = {name[len(prefix) :] for name in source.tensors if name.startswith(prefix)}
+    plan = make_plan(source, TRANSFORMER, find_layout(source, names, layout), prefix)
+    rows, head = plan.shapes["blocks.0.attn.qkv_proj.weight"][0], plan.shapes["blocks.0.attn.q_norm.weight"][0]
+    if rows % (3 * head):
+        raise CheckpointError(f"{source.label}: {rows} rows of q, k and v are no whole heads of width {head}.")
+    return plan
+
+
+def to_canonical(
+    tensors: Mapping[str, torch.Tensor], layout: str = "auto"
+) -> dict[str, torch.Tensor | QuantizedWeight]:
+    """Convert tensors in memory, in their dtypes. "auto" takes fused names as single-file, never as original."""
+    source = MemorySource(tensors)
+    plan = plan_transformer(source, layout)
+    with source.open() as reader:
+        return {name: entry.load(reader) for name, entry in plan.entries.items()}
+
+
+def from_canonical(
+    tensors: Mapping[str, torch.Tensor | QuantizedWeight], layout: str
+) -> dict[str, torch.Tensor]:
+    """The inverse: tensors under the names and in the row order of `layout`.
+
+    The diffusers layout does not store `rope.inv_freq`; it is left out there.
+    """
+    if layout == "diffusers":
+        tensors = {name: tensor for name, tensor in tensors.items() if name != "rope.inv_freq"}
+    return restore(tensors, TRANSFORMER, layout)

@@ -1,0 +1,186 @@
+"""Weights of one transformer: on disk until they are asked for, then resident on one device."""
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
+
+import torch
+
+from ..checkpoint.component import Component
+from ..checkpoint.plan import Entry, Plan
+from ..checkpoint.quant import QuantAssembly, QuantizedWeight
+from ..checkpoint.reading import FileReader
+from ..config import DiTConfig
+from . import policy
+
+Weight = torch.Tensor | QuantizedWeight
+
+GATE = "blocks.{}.attn.to_gate_compress.weight"
+
+
+class ResidentStore:
+    """A `WeightStore` over the files of one component. Names are canonical; quantised weights stay quantised."""
+
+    def __init__(self, component: Component, plan: Plan, config: DiTConfig, dtype: str = "auto") -> None:
+        """`dtype`: "auto" or a name of policy.DTYPES, for every weight that is not pinned to a dtype of its own."""
+        policy.check_dtype(dtype)
+        self.config = config
+        self.plan = plan
+        self.component = component
+        self._requested = dtype
+        self._stored_dtype = policy.stored_dtype(plan.entries, config.adaln)
+        self._lock = threading.RLock()
+        self._resident: _Resident | None = None
+        self._gates_zero: bool | None = None
+
+    @property
+    def location(self) -> torch.device | None:
+        """Where the weights are, or None while they are only on disk."""
+        resident = self._resident
+        return None if resident is None else resident.device
+
+    device = location
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the residual stream, once materialised."""
+        return self._loaded().dtype
+
+    def dtype_on(self, device: torch.device | str) -> torch.dtype:
+        """What `dtype` will be on this device."""
+        return policy.run_dtype(self._requested, self._stored_dtype, torch.device(device))
+
+    def nbytes(self, device: torch.device | str = "cpu") -> int:
+        """Bytes that the weights take on a device."""
+        run = self.dtype_on(device)
+        return sum(entry.nbytes(self._dtype_of(name, run)) for name, entry in self.plan.entries.items())
+
+    def _dtype_of(self, name: str, run: torch.dtype) -> torch.dtype:
+        return policy.weight_dtype(name, self.config.adaln, run)
+
+    def materialise(
+        self,
+        device: torch.device | str,
+        progress: Callable[[int, int], None] | None = None,
+        check_interrupt: Callable[[], None] | None = None,
+    ) -> None:
+        """Read every weight from the files into its place on `device`; nothing happens if it is there.
+
+        Args:
+            progress: (bytes done, bytes in all), called after each piece of at most 32 MiB.
+            check_interrupt: called as often; raises to stop. Whatever was loaded until then is released.
+
+        Raises:
+            CheckpointError: a file changed since it was opened, or holds a scale that is no scale.
+        """
+        device = _indexed(torch.device(device))
+        with self._lock:
+            if self.location != device:
+                self.release()
+                self._resident = self._load(device, progress, check_interrupt)
+
+    def _load(self, device, progress, check_interrupt) -> "_Resident":
+        run, total, done = self.dtype_on(device), self.nbytes(device), 0
+
+        def on_piece(count: int) -> None:
+            nonlocal done
+            if check_interrupt is not None:
+                check_interrupt()
+            done += count
+            if progress is not None:
+                progress(done, total)
+
+        weights: dict[str, Weight] = {}
+        # a run may ask from within inference mode, but the weights outlive it
+        with torch.inference_mode(False), torch.no_grad(), self.component.open(device, on_piece) as reader:
+            try:
+                for name, entry in self.plan.entries.items():
+                    weights[name] = entry.load(reader, self._dtype_of(name, run))
+            except BaseException:
+                weights.clear()  # the traceback keeps this frame, and with it everything loaded so far
+                raise
+        return _Resident(weights, self.config.num_layers, device, run)
+
+    def top(self) -> Mapping[str, Weight]:
+        """Everything outside the main blocks."""
+        return self._loaded().top
+
+    def block(self, index: int) -> Mapping[str, Weight]:
+        """One main block, names relative to it."""
+        return self._loaded().blocks[index]
+
+    def release(self) -> None:
+        """Let go of the weights in memory; the next `materialise` reads them again."""
+        with self._lock:
+            self._resident = None
+
+    def _loaded(self) -> "_Resident":
+        resident = self._resident
+        if resident is None:
+            raise RuntimeError("the weights are not in memory: call materialise(device) first")
+        return resident
+
+    def gates_all_zero(self) -> bool | None:
+        """Whether every gate of the file is zero; None when there are no gates. Reads no further than the first value
+        that is not, so a trained student takes one piece."""
+        if not self.config.has_gates:
+            return None
+        with self._lock:
+            if self._gates_zero is None:
+                with self.component.open() as reader:
+                    gates = (self.plan.entries[GATE.format(i)] for i in range(self.config.num_layers))
+                    self._gates_zero = all(_is_zero(reader, entry) for entry in gates)
+            return self._gates_zero
+
+
+class _Resident:
+    """What is in memory. Replaced as a whole, so a reader without the lock sees all of it or none."""
+
+    def __init__(self, weights: Mapping[str, Weight], num_layers: int, device: torch.device, dtype: torch.dtype):
+        self.device, self.dtype = device, dtype
+        top: dict[str, Weight] = {}
+        blocks: list[dict[str, Weight]] = [{} for _ in range(num_layers)]
+        for name, weight in weights.items():
+            if name.startswith("blocks."):
+                _, index, rest = name.split(".", 2)
+                blocks[int(index)][rest] = weight
+            else:
+                top[name] = weight
+        self.top = MappingProxyType(top)
+        self.blocks = tuple(MappingProxyType(block) for block in blocks)
+
+
+_PROBE_ROWS = 512
+"""Rows that are looked at together: 11 MB in fp32 at the released width."""
+
+
+def _is_zero(reader: FileReader, entry: Entry) -> bool:
+    assembly = entry.data if isinstance(entry, QuantAssembly) else entry
+    for piece in assembly.pieces:
+        for start in range(0, piece.count, _PROBE_ROWS):
+            rows = torch.empty(min(_PROBE_ROWS, piece.count - start), *assembly.shape[1:])
+            reader.rows(piece.source, piece.start + start, rows)
+            if rows.any():
+                return False
+    return True
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """cuda -> cuda:0 (the current one), so that equal places compare equal."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+_STORES: weakref.WeakValueDictionary[Hashable, ResidentStore] = weakref.WeakValueDictionary()
+_STORES_LOCK = threading.Lock()
+
+
+def shared(key: Hashable, make: Callable[[], ResidentStore]) -> ResidentStore:
+    """The store made for `key` as long as anybody holds it, else a new one: one copy of the same weights in memory."""
+    with _STORES_LOCK:
+        store = _STORES.get(key)
+        if store is None:
+            store = _STORES[key] = make()
+        return store
