@@ -134,7 +134,7 @@ def test_gates_count_even_when_every_tile_is_kept():
 
 @pytest.mark.parametrize("contract", ["preview-4", "v2-8"])
 def test_report_says_what_ran(contract):
-    out = run(model(contract, layers=3), request(), vsa=VSAConfig(tile_size=64, dense_layers=(1,)))
+    out = run(model(contract, num_layers=3), request(), vsa=VSAConfig(tile_size=64, dense_layers=(1,)))
     report = out.report
     forwards = CONTRACTS[contract].points - 1
     assert [s.index for s in report.steps] == list(range(forwards))
