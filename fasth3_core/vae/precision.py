@@ -34,13 +34,14 @@ def _convolutions(undo: ExitStack) -> None:
 
 
 def _matmuls(undo: ExitStack) -> None:
-    matmul = torch.backends.cuda.matmul
     try:
-        if matmul.allow_tf32:
-            undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-            matmul.allow_tf32 = False
+        level = torch.get_float32_matmul_precision()
+        if level != "highest":
+            undo.callback(torch.set_float32_matmul_precision, level)
+            torch.set_float32_matmul_precision("highest")
     except RuntimeError:
-        _ieee(matmul, undo)
+        _ieee(torch.backends.cuda.matmul, undo)
+        _ieee(torch.backends.mkldnn.matmul, undo)
 
 
 def _ieee(operation, undo: ExitStack) -> None:

@@ -1,0 +1,198 @@
+"""Time both VAEs at full size on one GPU: 37 latents at 48 x 84 (124 frames of 768 x 1344), 207 audio latents.
+
+    python bench/vae_decode.py --out bench/results
+
+Weights are seeded random, made on the device, of the released sizes and scaled to a picture that neither saturates nor
+vanishes: speed and memory are those of the real file, the picture is not. Correctness comes first: fp16 against fp32,
+and tile batches against each other; on a failed check nothing is timed and the exit status is 1.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from _package import environment, package
+
+vae = package("fasth3_core.vae")
+
+WIDTH, BLOCKS, FF, LATENT = 2048, 36, 8192, 24
+STAGES = ((128, 128, True), (128, 256, True), (256, 256, True), (256, 512, True), (512, 512, False), (512, 1024, False))
+TILE_BATCHES = (1, 2, 4, 7)
+LATENTS, HEIGHT, WIDTH_LATENTS, AUDIO_LATENTS = 37, 48, 84, 207
+GIB = 1 << 30
+
+
+class Seeded:
+    """Tensors by name on one device: matrices N(0, 1/fan_in), biases N(0, .02), norms 1, everything as asked."""
+
+    def __init__(self, device: torch.device, seed: int):
+        self.device, self.generator, self.tensors = device, torch.Generator(device).manual_seed(seed), {}
+
+    def normal(self, name: str, *shape: int, std: float | None = None) -> None:
+        fan_in = max(1, torch.Size(shape[1:]).numel())
+        std = fan_in**-0.5 if std is None else std
+        self.tensors[name] = torch.randn(shape, generator=self.generator, device=self.device).mul_(std)
+
+    def full(self, name: str, *shape: int, value: float) -> None:
+        self.tensors[name] = torch.full(shape, value, device=self.device)
+
+    def layer(self, name: str, *shape: int, std: float | None = None) -> None:
+        self.normal(f"{name}.weight", *shape, std=std)
+        self.normal(f"{name}.bias", shape[0], std=0.02)
+
+    def norm(self, name: str, width: int) -> None:
+        self.full(f"{name}.weight", width, value=1.0)
+        self.full(f"{name}.bias", width, value=0.0)
+
+
+def video_weights(device: torch.device) -> dict[str, torch.Tensor]:
+    seeded = Seeded(device, 1)
+    seeded.layer("post_quant_conv", LATENT, LATENT, 1, 1, 1)
+    seeded.layer("decoder.proj_in", WIDTH, LATENT)
+    seeded.normal("decoder.register_tokens", 1, 4, WIDTH, std=1.0)
+    for index in range(BLOCKS):
+        name = f"decoder.transformer_blocks.{index}"
+        for part in ("to_q", "to_k", "to_v", "to_out.0"):
+            seeded.layer(f"{name}.attn.{part}", WIDTH, WIDTH)
+        seeded.layer(f"{name}.ff.net.0.proj", 2 * FF, WIDTH)
+        seeded.layer(f"{name}.ff.net.2", WIDTH, FF)
+        for part in ("norm1.weight", "norm2.weight"):
+            seeded.full(f"{name}.{part}", WIDTH, value=1.0)
+        for part in ("scale1", "scale2"):
+            seeded.full(f"{name}.{part}", WIDTH, value=0.2)
+    seeded.norm("decoder.norm_out", WIDTH)
+    seeded.layer("decoder.proj_out", 3072, WIDTH, std=0.6 * WIDTH**-0.5)
+
+    seeded.layer("encoder.conv_in", STAGES[0][0], 3, 3, 3, 3)
+    for index, (inp, out, strided) in enumerate(STAGES):
+        for number, width in enumerate((inp, out)):
+            name = f"encoder.down_blocks.{index}.resnets.{number}"
+            seeded.norm(f"{name}.norm1", width)
+            seeded.layer(f"{name}.conv1", out, width, 3, 3, 3)
+            seeded.norm(f"{name}.norm2", out)
+            seeded.layer(f"{name}.conv2", out, out, 3, 3, 3)
+            if width != out:
+                seeded.layer(f"{name}.conv_shortcut", out, width, 1, 1, 1)
+        if strided:
+            seeded.layer(f"encoder.down_blocks.{index}.downsamplers.0.conv", out, out, 3, 3, 3)
+    seeded.norm("encoder.norm_out", STAGES[-1][1])
+    seeded.layer("encoder.conv_out", 2 * LATENT, STAGES[-1][1], 3, 3, 3)
+    seeded.layer("quant_conv", 2 * LATENT, 2 * LATENT, 1, 1, 1)
+    return seeded.tensors
+
+
+def audio_weights(device: torch.device, width: int = 1024, latent: int = 2048) -> dict[str, torch.Tensor]:
+    """The decoder alone: what decoding needs."""
+    seeded = Seeded(device, 2)
+    seeded.layer("dec_in_proj", latent, 32, 1)
+    seeded.layer("decoder.conv_pre", width, latent, 7)
+    for stage, kernel in enumerate((9, 9, 4, 4, 4, 4, 4)):
+        seeded.normal(f"decoder.ups.{stage}.0.weight", width, width // 2, kernel, std=width**-0.5)
+        width //= 2
+        seeded.normal(f"decoder.ups.{stage}.0.bias", width, std=0.02)
+        for block, taps in enumerate((3, 7, 11), start=3 * stage):
+            name = f"decoder.resblocks.{block}"
+            for number in range(3):
+                for convs in ("convs1", "convs2"):
+                    seeded.layer(f"{name}.{convs}.{number}", width, width, taps, std=0.3 * (width * taps) ** -0.5)
+            for number in range(6):
+                for part in ("alpha", "beta"):
+                    seeded.normal(f"{name}.activations.{number}.act.{part}", width, std=0.1)
+    for part in ("alpha", "beta"):
+        seeded.normal(f"decoder.activation_post.act.{part}", width, std=0.1)
+    seeded.normal("decoder.conv_post.weight", 1, width, 7, std=0.1)
+    return seeded.tensors
+
+
+def differences(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """Largest difference in 1/255, and PSNR in dB."""
+    error = (a - b).double()
+    return error.abs().max().item() * 255, -10 * error.square().mean().clamp_min(1e-20).log10().item()
+
+
+def check(exact: vae.VideoVAE, half: vae.VideoVAE, audio: vae.AudioVAE) -> list[dict]:
+    """fp16 against fp32 and batches of tiles against single ones, on four tiles of one clip; audio is finite."""
+    latent = torch.randn(1, LATENT, 7, 18, 20, generator=torch.Generator().manual_seed(3))
+    reference = exact.decode(latent)
+    single = half.decode(latent, tile_batch=1)
+    saturated = ((single == 0) | (single == 1)).float().mean().item()
+    rows = [{"check": "picture", "ok": bool(single.isfinite().all()) and saturated < 0.2, "saturated": saturated}]
+    worst, psnr = differences(single, reference)
+    rows.append({"check": "fp16 to fp32", "ok": worst <= 2 and psnr >= 50, "max_255": worst, "psnr_db": psnr})
+    for tiles in TILE_BATCHES[1:]:
+        worst, psnr = differences(half.decode(latent, tile_batch=tiles), single)
+        rows.append(
+            {"check": f"tile_batch {tiles}", "ok": worst <= 1 and psnr >= 60, "max_255": worst, "psnr_db": psnr}
+        )
+    wave = audio.decode(torch.randn(2, 32, 16, generator=torch.Generator().manual_seed(4)))
+    loud = wave.abs().mean().item()
+    rows.append({"check": "audio", "ok": bool(wave.isfinite().all()) and 1e-3 < loud < 0.9, "mean_abs": loud})
+    return rows
+
+
+def timed(run, repeats: int) -> dict:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        seconds.append(round(time.perf_counter() - start, 4))
+    peak = round(torch.cuda.max_memory_allocated() / GIB, 2)
+    return {"seconds": statistics.median(seconds), "runs": seconds, "peak_gib": peak}
+
+
+def measure(half: vae.VideoVAE, audio: vae.AudioVAE, repeats: int) -> list[dict]:
+    latent = torch.randn(1, LATENT, LATENTS, HEIGHT, WIDTH_LATENTS, generator=torch.Generator().manual_seed(5))
+    cases = [(tiles, half.device) for tiles in TILE_BATCHES] + [(0, torch.device("cpu"))]
+    rows = []
+    for tiles, out in cases:
+        half.decode(latent[:, :, :7], tile_batch=tiles, out_device=out)
+        result = timed(lambda tiles=tiles, out=out: half.decode(latent, tile_batch=tiles, out_device=out), repeats)
+        rows.append({"case": "video 37x48x84 fp16", "tile_batch": tiles, "out_device": out.type, **result})
+        print(json.dumps(rows[-1]), flush=True)
+    sound = torch.randn(2, 32, AUDIO_LATENTS, generator=torch.Generator().manual_seed(6))
+    audio.decode(sound)
+    rows.append({"case": "audio 2x207 fp32", **timed(lambda: audio.decode(sound), 5)})
+    print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for vae_decode.json")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--commit", help="recorded with the rows where git is not at hand; default: HEAD")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("bench/vae_decode.py times a CUDA device, and torch sees none", file=sys.stderr)
+        return 1
+
+    device = torch.device("cuda")
+    weights = video_weights(device)
+    exact, half = (vae.VideoVAE.from_tensors(weights, dtype, device) for dtype in (torch.float32, torch.float16))
+    audio = vae.AudioVAE.from_tensors(audio_weights(device), device=device)
+    checks = check(exact, half, audio)
+    for row in checks:
+        print(json.dumps(row), flush=True)
+    if not all(row["ok"] for row in checks):
+        return 1
+    del weights, exact
+    torch.cuda.empty_cache()
+
+    about = environment() | {"weights_gib": round((half.nbytes + audio.nbytes) / GIB, 2)}
+    if arguments.commit:
+        about["commit"] = arguments.commit
+    rows = [about | row for row in measure(half, audio, arguments.repeats)]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "vae_decode.json").write_text(json.dumps({"checks": checks, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
