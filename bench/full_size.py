@@ -105,16 +105,19 @@ def sample_twice(model, backend: str, device: torch.device, stages: Stages) -> d
 
 
 def decode(latents, device: torch.device, stages: Stages) -> None:
-    from vae_decode import full_size_audio_vae, full_size_video_vae
+    from vae_decode import audio_weights, video_weights
 
+    vaes = package("fasth3_core.vae")
     video, audio = latents
-    vae = stages.run("video VAE weights", full_size_video_vae, torch.float16, device)
+    half = torch.float16
+    vae = stages.run("video VAE weights", lambda: vaes.VideoVAE.from_tensors(video_weights(device), half, device))
+    torch.cuda.empty_cache()
     pixels = stages.run("video decode", vae.decode, video)
     if pixels.shape != (1, 3, FRAMES, HEIGHT, WIDTH) or not torch.isfinite(pixels).all():
         raise SystemExit("the decoded video is not finite or not of its size")
     del vae
     torch.cuda.empty_cache()
-    sound = stages.run("audio VAE weights", full_size_audio_vae, device)
+    sound = stages.run("audio VAE weights", lambda: vaes.AudioVAE.from_tensors(audio_weights(device), device=device))
     wave = stages.run("audio decode", sound.to_waveform, audio, FRAMES)
     if not torch.isfinite(wave).all():
         raise SystemExit("the decoded sound is not finite")
