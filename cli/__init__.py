@@ -1,2 +1,53 @@
-def main():
-    raise SystemExit("not built yet")
+"""`python -m comfyui_fasth3 COMMAND`. A command is a module with `add_arguments(parser)` and `main(args) -> int`."""
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+from ..fasth3_core.errors import FastH3Error
+
+COMMANDS = {
+    "run": "run an API-format graph in this process, without ComfyUI",
+    "demo": "make a tiny model, run the shipped preview graph on it, and check the MP4 it writes",
+    "doctor": "show versions, devices and which kernels can run here",
+    "inspect": "say what a model file or folder is, from its headers alone",
+    "plan": "tokens, tiles and memory of a request, before anything is loaded",
+    "verify": "run golden files on this machine: a self-test after installing",
+    "submit": "send an API-format graph to a running ComfyUI, follow it and fetch its files",
+}
+"""Command -> one line for the list of commands; the module of the same name is imported when it is asked for."""
+
+PROG = "comfyui-fasth3"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 failed with a message, 2 wrong usage."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if argv else 2
+    name, rest = argv[0], argv[1:]
+    if name not in COMMANDS:
+        print(f"{PROG}: no command {name!r}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    command = importlib.import_module(f".{name}", __package__)
+    parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=COMMANDS[name])
+    command.add_arguments(parser)
+    args = parser.parse_args(rest)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # to stderr: stdout is for results
+    try:
+        return command.main(args)
+    except FastH3Error as error:
+        print(f"{PROG} {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{PROG} {name}: stopped", file=sys.stderr)
+        return 130
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join([f"usage: {PROG} COMMAND [options]    ({PROG} COMMAND --help says more)", "", *lines])

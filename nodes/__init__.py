@@ -1,0 +1,26 @@
+"""The nodes. ComfyUI asks `FastH3Extension` for them; nothing else outside this folder imports it."""
+
+from ._host import ComfyExtension, io
+from .conditioning import FastH3EmptyLatent, FastH3LoadPromptEmbeds, FastH3SavePromptEmbeds
+from .decoding import FastH3Decode
+from .loading import FastH3LoadModel, FastH3LoadVAE
+from .sampling import FastH3Sampler
+from .saving import FastH3SavePreview
+from .vsa import FastH3VSAConfig
+
+NODES: list[type[io.ComfyNode]] = [
+    FastH3LoadModel,
+    FastH3LoadVAE,
+    FastH3VSAConfig,
+    FastH3EmptyLatent,
+    FastH3Sampler,
+    FastH3Decode,
+    FastH3SavePreview,
+    FastH3SavePromptEmbeds,
+    FastH3LoadPromptEmbeds,
+]
+
+
+class FastH3Extension(ComfyExtension):
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return NODES

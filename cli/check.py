@@ -1,0 +1,101 @@
+"""An API-format graph against the nodes there are: all problems at once, before anything runs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..nodes._host import dynamic_inputs
+from .graph import Graph, GraphError, is_link
+
+_NUMBERS = {"INT": int, "FLOAT": float}
+_LISTED = 8
+"""Choices of a combo that a message names."""
+
+
+def check(graph: Graph, classes: Mapping[str, type]) -> list[str]:
+    """Order of execution: node ids, each after those it reads from.
+
+    Raises:
+        GraphError: unknown classes, missing inputs, links to nothing or of another type, values that a widget does
+            not take, a cycle, or no node that saves or shows anything.
+    """
+    known = {i: classes[node["class_type"]] for i, node in graph.items() if node["class_type"] in classes}
+    problems = [
+        f"node {i}: there is no {node['class_type']} here (there are {', '.join(sorted(classes))}); "
+        "a running ComfyUI has more: see the command 'submit'"
+        for i, node in graph.items() if i not in known
+    ]
+    if not problems:
+        for i, cls in known.items():
+            where = f"node {i} ({graph[i]['class_type']})"
+            problems += [f"{where}: {text}" for text in _node_problems(graph, i, cls, known)]
+        if not any(cls.OUTPUT_NODE for cls in known.values()):
+            problems.append("no node saves or shows anything")
+    if problems:
+        raise GraphError("the graph cannot run:\n" + "\n".join(f"  {text}" for text in problems))
+    return _order(graph)
+
+
+def _node_problems(graph: Graph, node_id: str, cls: type, known: Mapping[str, type]) -> list[str]:
+    inputs = graph[node_id]["inputs"]
+    required, optional, _ = dynamic_inputs(cls, inputs)
+    problems = [f"input {name!r} is missing" for name in required if name not in inputs]
+    for name, value in inputs.items():
+        spec = required.get(name) or optional.get(name)
+        if spec is None:
+            problems.append(f"there is no input {name!r}")
+        elif is_link(value):
+            problems += _link_problems(name, value, spec, known)
+        else:
+            problems += _value_problems(name, value, spec)
+    return problems
+
+
+def _link_problems(name: str, link: list, spec: tuple, known: Mapping[str, type]) -> list[str]:
+    source = known.get(str(link[0]))
+    if source is None:
+        return [f"{name!r} links to node {link[0]}, which is not there"]
+    outputs = source.RETURN_TYPES
+    if link[1] not in range(len(outputs)):
+        return [f"{name!r} links to output {link[1]} of node {link[0]}, which has {len(outputs)}"]
+    have, want = outputs[link[1]], spec[0]
+    if "*" in (have, want) or isinstance(want, list) or set(have.split(",")) & set(want.split(",")):
+        return []
+    return [f"{name!r} takes {want}, node {link[0]} gives {have}"]
+
+
+def _value_problems(name: str, value: Any, spec: tuple) -> list[str]:
+    kind, options = spec[0], spec[1] if len(spec) > 1 else {}
+    choices = kind if isinstance(kind, list) else options.get("options") if kind == "COMBO" else None
+    if choices is not None:
+        listed = ", ".join(map(repr, choices[:_LISTED])) + (", ..." if len(choices) > _LISTED else "") or "nothing"
+        return [] if value in choices else [f"{name}={value!r} is not one of {listed}"]
+    if kind in _NUMBERS:
+        if isinstance(value, bool) or not isinstance(value, (int, _NUMBERS[kind])):
+            return [f"{name}={value!r} is no {kind}"]
+        low, high = options.get("min", value), options.get("max", value)
+        return [] if low <= value <= high else [f"{name}={value!r} is outside {low} to {high}"]
+    if kind in ("STRING", "BOOLEAN"):
+        return [] if isinstance(value, str if kind == "STRING" else bool) else [f"{name}={value!r} is no {kind}"]
+    return [f"{name!r} takes a link to a {kind}, not a value"]
+
+
+def _order(graph: Graph) -> list[str]:
+    done: list[str] = []
+    path: list[str] = []
+
+    def visit(node_id: str) -> None:
+        if node_id in done:
+            return
+        if node_id in path:
+            cycle = " -> ".join([*path[path.index(node_id):], node_id])
+            raise GraphError(f"the graph cannot run:\n  nodes read from each other in a cycle: {cycle}")
+        path.append(node_id)
+        for value in graph[node_id]["inputs"].values():
+            if is_link(value):
+                visit(str(value[0]))
+        path.pop()
+        done.append(node_id)
+
+    for node_id in graph:
+        visit(node_id)
+    return done

@@ -1,0 +1,70 @@
+"""Writes the demo's model: a sharded transformer in diffusers layout, both VAEs, and an encoded prompt."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from ..fasth3_core.checkpoint.names import TRANSFORMER
+from ..fasth3_core.checkpoint.write import restore
+from ..fasth3_core.selftest.random_weights import random_transformer
+from ..nodes import _prompt_file
+from ..nodes._conditioning import Prompt
+from .demo_weights import audio_decoder, video_decoder
+
+_DIMS = dict(
+    num_layers=4, hidden_size=128, num_heads=2, head_dim=64, ffn_dim=256, text_dim=64, freq_dim=64,
+    time_embed_hidden_dim=128, time_embed_dim=64, rope_freq_dim=8,
+)
+_RECORD = {
+    "model_id": "fasth3-demo", "dmd_denoising_steps": [999, 749, 500, 250], "num_inference_steps": 5,
+    "guidance_scale": 1.0, "attention_backend": "VIDEO_SPARSE_ATTN_H3", "vsa_sparsity": 0.9, "vsa_tile_size": 64,
+    "video_scheduler_shift": 12.0, "audio_scheduler_shift": 3.0,
+}
+_SHARDS = 2
+_TEXT_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class BundleNames:
+    """What the loader nodes call the files."""
+
+    model: str = "fasth3_demo/transformer"
+    video_vae: str = "fasth3_demo_video_vae.safetensors"
+    audio_vae: str = "fasth3_demo_audio_vae.safetensors"
+    prompt: str = "fasth3_prompt.safetensors"
+
+
+def write_bundle(out: Path, seed: int = 0) -> BundleNames:
+    """Make `out`/models and `out`/input."""
+    names = BundleNames()
+    models, inputs = out / "models", out / "input"
+    _write_transformer(models / "diffusion_models" / names.model, seed)
+    (models / "vae").mkdir(parents=True, exist_ok=True)
+    save_file(video_decoder(seed), models / "vae" / names.video_vae)
+    save_file(audio_decoder(seed), models / "vae" / names.audio_vae)
+    inputs.mkdir(parents=True, exist_ok=True)
+    states = torch.randn(1, _TEXT_TOKENS, _DIMS["text_dim"], generator=torch.Generator().manual_seed(seed))
+    prompt = Prompt(states.bfloat16(), torch.ones(_TEXT_TOKENS, dtype=torch.int64))
+    _prompt_file.save(inputs / names.prompt, prompt, {"prompt": "seeded noise in place of a prompt"})
+    return names
+
+
+def _write_transformer(folder: Path, seed: int) -> None:
+    """Shards with their index, the configuration, and the contract at the root of the release."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = restore(random_transformer(**_DIMS, seed=seed), TRANSFORMER, "diffusers")
+    names = sorted(tensors)
+    size = -(-len(names) // _SHARDS)
+    weight_map = {}
+    for i in range(_SHARDS):
+        file = f"diffusion_pytorch_model-{i + 1:05}-of-{_SHARDS:05}.safetensors"
+        part = {name: tensors[name].contiguous() for name in names[i * size : (i + 1) * size]}
+        save_file(part, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    (folder / "config.json").write_text(json.dumps({"rope_freq_dim": _DIMS["rope_freq_dim"]}, indent=1))
+    (folder.parent / "fastvideo_inference.json").write_text(json.dumps(_RECORD, indent=1))

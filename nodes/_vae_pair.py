@@ -1,0 +1,78 @@
+"""FASTH3_VAE: the two VAEs of one request, on disk until they are needed."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..fasth3_core.checkpoint.audio_names import plan_audio_vae
+from ..fasth3_core.checkpoint.component import open_component
+from ..fasth3_core.checkpoint.load import AUDIO_VAE_FOLDERS, VIDEO_VAE_FOLDERS, load_audio_vae, load_video_vae
+from ..fasth3_core.checkpoint.vae_names import plan_video_vae
+from ..fasth3_core.vae import AudioVAE, VideoVAE
+
+_ENCODER = ("encoder.", "quant_conv.")
+_AUTO_TILES = 4
+_TILE_BYTES = 160 << 20
+"""Activations of one 256-pixel tile in the decoder of the release: 1797 tokens, 2048 wide, feed-forward 16384."""
+_PIXEL_BYTES = 3 * (28 * 2 + 2 * 17 * 4)
+"""Per pixel of the canvas: a clip of 28 frames in fp16, and its 17 finished frames in fp32, twice while one leaves."""
+_SPARE_BYTES = 512 << 20
+
+
+class VaePair:
+    """Implements `_host.Resident`. `video` and `audio` exist between materialise() and release().
+
+    Raises CheckpointError for a file that is not the VAE it was chosen as, from its header alone.
+    """
+
+    def __init__(self, video_path: Path, audio_path: Path, dtype: str):
+        self._paths, self._dtype = (video_path, audio_path), dtype
+        video = plan_video_vae(open_component(video_path, VIDEO_VAE_FOLDERS))
+        audio = plan_audio_vae(open_component(audio_path, AUDIO_VAE_FOLDERS))
+        self._video_values = sum(math.prod(s) for name, s in video.shapes.items() if not name.startswith(_ENCODER))
+        self._audio_values = sum(math.prod(shape) for shape in audio.shapes.values())
+        self._loaded: tuple[VideoVAE, AudioVAE] | None = None
+
+    @property
+    def video(self) -> VideoVAE:
+        return self._loaded[0]
+
+    @property
+    def audio(self) -> AudioVAE:
+        return self._loaded[1]
+
+    @property
+    def location(self) -> torch.device | None:
+        return None if self._loaded is None else self.video.device
+
+    def nbytes(self, device: torch.device) -> int:
+        wide = self._dtype == "fp32" or (self._dtype == "auto" and device.type == "cpu")
+        return self._video_values * (4 if wide else 2) + self._audio_values * 4
+
+    def working_bytes(self, tile_batch: int, height: int, width: int) -> int:
+        """Bytes that decoding a canvas takes beside the weights, whatever its length."""
+        return (tile_batch or _AUTO_TILES) * _TILE_BYTES + height * width * _PIXEL_BYTES + _SPARE_BYTES
+
+    def materialise(
+        self,
+        device: torch.device,
+        progress: Callable[[int, int], None] | None = None,
+        check_interrupt: Callable[[], None] | None = None,
+    ) -> None:
+        if self.location == device:
+            return
+        self.release()
+        # nothing here encodes: without the video encoder's 0.7 GB
+        video = replace(load_video_vae(self._paths[0], self._dtype, device), encoder=None)
+        if check_interrupt is not None:
+            check_interrupt()
+        audio = load_audio_vae(self._paths[1], device)
+        self._loaded = (video, audio)
+        if progress is not None:
+            progress(self.nbytes(device), self.nbytes(device))
+
+    def release(self) -> None:
+        self._loaded = None

@@ -1,0 +1,141 @@
+"""Latents and prompts: the empty latent of a request, and encoded prompts to and from files."""
+
+import logging
+from pathlib import Path
+
+from ..fasth3_core.errors import CheckpointError
+from ..fasth3_core.packing.geometry import FPS, TRAINED_FRAMES, audio_latents, latent_frames, snap_frames
+from . import _conditioning, _graph, _host, _latents, _prompt_file
+from ._canvas import ASPECTS, CUSTOM, choose_canvas
+from ._host import io
+from ._paths import fingerprint, is_within
+from ._types import CATEGORY
+
+log = logging.getLogger("fasth3")
+
+_OUTPUT_MARK = " [output]"
+"""How ComfyUI's widgets name a file of the output folder."""
+
+
+class FastH3EmptyLatent(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FastH3EmptyLatent",
+            display_name="FastH3 Empty Latent",
+            category=CATEGORY,
+            description="Size and length of the video. The only FastH3 node that changes what you ask for: sides to "
+            "multiples of 32 pixels, length up to 17k + 5 frames at 24 fps. It shows what it made of the request.",
+            inputs=[
+                io.Int.Input("width", default=1344, min=32, max=4096, step=32,
+                             tooltip="Pixels, to the nearest multiple of 32. Read when aspect is 'custom'."),
+                io.Int.Input("height", default=768, min=32, max=4096, step=32,
+                             tooltip="Pixels, to the nearest multiple of 32. Read when aspect is 'custom'."),
+                io.Float.Input("seconds", default=5.0, min=0.1, max=60.0, step=0.1,
+                               tooltip="Length, up to the next 17k + 5 frames: 5 s is 124 frames, 10 s 243, 15 s 362, "
+                               "which is the trained range. Others run with a warning."),
+                io.Combo.Input("aspect", options=[CUSTOM, *ASPECTS], default=CUSTOM, optional=True,
+                               tooltip="'custom' takes width and height; any other replaces them."),
+                io.Float.Input("megapixels", default=0.0, min=0.0, max=4.0, step=0.05, optional=True,
+                               tooltip="Area in millions of pixels when aspect is not 'custom'. 0 is the model's own "
+                               "canvas: 768 pixels on the short side, at most 768 x 1344."),
+            ],
+            outputs=[
+                io.Latent.Output(display_name="latent", tooltip="Video and audio, as MiniMax H3 nodes make it."),
+                io.Int.Output(display_name="frames"),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, width, height, seconds, aspect=CUSTOM, megapixels=0.0) -> io.NodeOutput:
+        canvas_width, canvas_height = choose_canvas(aspect, megapixels, width, height)
+        frames = snap_frames(seconds)
+        text = _describe(width, height, seconds, aspect, canvas_width, canvas_height, frames)
+        log.info("FastH3 Empty Latent: %s", text)
+        video, audio = _latents.empty(latent_frames(frames), canvas_height, canvas_width, audio_latents(frames))
+        return io.NodeOutput(_latents.join(video, audio), frames, ui={"text": (text,)})
+
+
+def _describe(width, height, seconds, aspect, canvas_width, canvas_height, frames) -> str:
+    asked = "" if aspect != CUSTOM or (width, height) == (canvas_width, canvas_height) else f"{width}x{height} -> "
+    text = f"{asked}{canvas_width}x{canvas_height}, {seconds:g} s -> {frames} frames ({frames / FPS:.2f} s)"
+    shortest, longest = TRAINED_FRAMES
+    if not shortest <= frames <= longest:
+        text += f"; trained on {shortest} to {longest} frames, quality outside is unknown"
+    return text
+
+
+class FastH3SavePromptEmbeds(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FastH3SavePromptEmbeds",
+            display_name="FastH3 Save Prompt Embeds",
+            category=CATEGORY,
+            description="Saves an encoded prompt, with its keyframes, to the output folder. FastH3 Load Prompt Embeds "
+            "then needs no text encoder.",
+            inputs=[
+                io.Conditioning.Input("positive", tooltip="From ComfyUI's text encode or MiniMax H3 nodes."),
+                io.String.Input("filename_prefix", default="fasth3_prompts/prompt",
+                                tooltip="In the output folder; may name a subfolder."),
+            ],
+            hidden=[io.Hidden.prompt, io.Hidden.unique_id],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def execute(cls, positive, filename_prefix) -> io.NodeOutput:
+        host = _host.get()
+        prompt = _conditioning.read(positive)
+        file = host.output_file(filename_prefix, ".safetensors")
+        facts = _graph.prompt_facts(cls.hidden.prompt, cls.hidden.unique_id, host.model_roots("text_encoders"))
+        _prompt_file.save(file.path, prompt, facts)
+        text = f"{file.filename}: {prompt.text_states.shape[1]} tokens, {len(prompt.keyframes)} keyframes"
+        log.info("FastH3 Save Prompt Embeds: %s", text)
+        return io.NodeOutput(ui={"text": (text,)})
+
+
+class FastH3LoadPromptEmbeds(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FastH3LoadPromptEmbeds",
+            display_name="FastH3 Load Prompt Embeds",
+            category=CATEGORY,
+            description="An encoded prompt from a file of FastH3 Save Prompt Embeds.",
+            inputs=[
+                io.Combo.Input("file", options=_prompt_files(),
+                               tooltip="A .safetensors file of the input folder, or of the output folder [output]."),
+            ],
+            outputs=[io.Conditioning.Output(display_name="positive")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, file):
+        return fingerprint(_prompt_path(file))
+
+    @classmethod
+    def execute(cls, file) -> io.NodeOutput:
+        prompt, metadata = _prompt_file.load(_prompt_path(file))
+        return io.NodeOutput(_conditioning.write(prompt), ui={"text": (metadata.get("prompt", ""),)})
+
+
+def _prompt_files() -> list[str]:
+    host = _host.get()
+    folders = ((host.input_dir(), ""), (host.output_dir(), _OUTPUT_MARK))
+    return [
+        path.relative_to(folder).as_posix() + mark
+        for folder, mark in folders
+        for path in sorted(folder.rglob("*.safetensors"))
+    ]
+
+
+def _prompt_path(name: str) -> Path:
+    host = _host.get()
+    folder = host.output_dir() if name.endswith(_OUTPUT_MARK) else host.input_dir()
+    path = folder / name.removesuffix(_OUTPUT_MARK)
+    if not is_within(folder, path):
+        raise CheckpointError(f"{name!r} is not a name inside the input or output folder.")
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist. Save a prompt with FastH3 Save Prompt Embeds first.")
+    return path

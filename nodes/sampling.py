@@ -1,0 +1,123 @@
+"""The sampler node: prompt, latent and settings -> the core's request, and its result back onto the wires."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from ..fasth3_core.errors import ConfigError
+from ..fasth3_core.media.preview import latent_preview
+from ..fasth3_core.model.handle import H3Model
+from ..fasth3_core.packing.geometry import LATENT_PIXELS
+from ..fasth3_core.planning import plan
+from ..fasth3_core.sampling.loop import sample
+from ..fasth3_core.sampling.request import Request
+from ..fasth3_core.sampling.settings import GRIDS, RunSettings, resolve
+from . import _conditioning, _host, _latents
+from ._host import io
+from ._types import CATEGORY, Model, Offload, Report, Vsa
+
+log = logging.getLogger("fasth3")
+
+_BUFFER_BYTES = 512 << 20
+
+_SHIFT = dict(default=0.0, min=0.0, max=100.0, step=0.01, advanced=True)
+
+
+class FastH3Sampler(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FastH3Sampler",
+            display_name="FastH3 Sampler",
+            category=CATEGORY,
+            description="Runs the steps that the model was distilled with, video and audio together. Guidance is 1 and "
+            "there is no negative prompt: distilled students have neither. Batch is 1; queue several seeds instead.",
+            inputs=[
+                Model.Input("model"),
+                io.Conditioning.Input(
+                    "positive", tooltip="From ComfyUI's text encode (CLIPLoader, type 'minimax') or MiniMax H3 nodes, "
+                    "or from FastH3 Load Prompt Embeds.",
+                ),
+                io.Latent.Input(
+                    "latent", tooltip="Gives size and length: FastH3 Empty Latent, or a MiniMax H3 node's.",
+                ),
+                io.Int.Input(
+                    "seed", default=0, min=0, max=0xFFFFFFFFFFFFFFFF, control_after_generate=True,
+                    tooltip="Of the starting noise, drawn on the CPU: the same on every device.",
+                ),
+                Vsa.Input("vsa", optional=True, tooltip="FastH3 VSA Config. Not connected: as distilled."),
+                Offload.Input("offload", optional=True, tooltip="Not connected: all weights on the device."),
+                io.Combo.Input(
+                    "grid", options=list(GRIDS), default="contract",
+                    tooltip="Steps of the noise schedule: as released, equally spaced, or the rungs used in training.",
+                ),
+                io.Float.Input("shift_video", **_SHIFT, tooltip="Shift of the video schedule. 0 is the contract's."),
+                io.Float.Input("shift_audio", **_SHIFT, tooltip="Shift of the audio schedule. 0 is the contract's."),
+            ],
+            outputs=[
+                io.Latent.Output(display_name="latent", tooltip="For FastH3 Decode, or ComfyUI's own H3 VAE decoders."),
+                Report.Output(display_name="report", tooltip="What ran: steps, backends, and every departure."),
+            ],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(
+        cls, model, positive, latent, seed, vsa=None, offload=None, grid="contract", shift_video=0.0, shift_audio=0.0
+    ) -> io.NodeOutput:
+        if offload is not None:
+            raise ConfigError("offload", type(offload).__name__, "nothing connected", "All weights stay on the device.")
+        host = _host.get()
+        video, audio = _latents.split(latent)
+        prompt = _conditioning.read(positive, model.config.text_dim)
+        request = Request(
+            text_states=prompt.text_states, token_tags=prompt.token_tags, keyframes=prompt.keyframes,
+            references=prompt.references, latent_frames=video.shape[2], latent_height=video.shape[3],
+            latent_width=video.shape[4], audio_latents=audio.shape[3], seed=seed,
+        )
+        # everything that can be wrong is found here, before other models are sent away and weights are read
+        request.check(model.config)
+        settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
+
+        device = host.device()
+        working = _working_bytes(model, request, settings, device)
+        host.acquire(model.store, device, working)
+        result = sample(
+            model, request, device=device, vsa=vsa, grid=grid, shift_video=shift_video, shift_audio=shift_audio,
+            check_interrupt=host.check_interrupt, on_step=_step_shower(host, settings.video.num_forwards),
+        )
+        text = result.report.to_text()
+        log.info("FastH3 Sampler:\n%s", text)
+        host.show_text(cls.hidden.unique_id, text)
+        return io.NodeOutput(_latents.join(result.video, result.audio), result.report, ui={"text": (text,)})
+
+
+def _working_bytes(model: H3Model, request: Request, settings: RunSettings, device: torch.device) -> int:
+    """Bytes that a forward needs beside the weights, with room for the attention backend's buffers."""
+    layout = request.layout()
+    planned = plan(
+        width=request.latent_width * LATENT_PIXELS, height=request.latent_height * LATENT_PIXELS,
+        frames=request.frames, text_tokens=layout.audio.start, forwards=settings.video.num_forwards,
+        config=model.config, vsa=settings.vsa, weight_bytes=0,
+        element_size=model.store.dtype_on(device).itemsize,
+    )
+    return planned.activation_bytes * 5 // 4 + _BUFFER_BYTES
+
+
+def _step_shower(host: _host.Host, forwards: int) -> Callable[[int, int, torch.Tensor, torch.Tensor], None]:
+    """Moves the bar after each step, with a preview of the clean estimate where the user has previews on."""
+    show, previews = host.progress(forwards), host.wants_preview()
+
+    def on_step(done: int, total: int, x0_video: torch.Tensor, x0_audio: torch.Tensor) -> None:
+        nonlocal previews
+        picture = None
+        if previews:
+            try:
+                picture = latent_preview(x0_video)
+            except Exception:  # a run of minutes must not end for a thumbnail
+                log.warning("FastH3 Sampler: previews are off for this run", exc_info=True)
+                previews = False
+        show(done, picture)
+
+    return on_step
