@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--backend", default="auto", help="VSA backend")
     parser.add_argument("--layers", type=int, default=50)
+    parser.add_argument("--commit", help="recorded where git is not at hand; default: HEAD")
     args = parser.parse_args()
 
     stages = Stages()
@@ -65,6 +66,8 @@ def main() -> None:
         **report,
         "stages": stages.rows,
     }
+    if args.commit:
+        row["commit"] = args.commit
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "full_size.json").write_text(json.dumps(row, indent=1))
     for stage in stages.rows:
