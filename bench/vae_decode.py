@@ -104,7 +104,7 @@ def audio_weights(device: torch.device, width: int = 1024, latent: int = 2048) -
                     seeded.normal(f"{name}.activations.{number}.act.{part}", width, std=0.1)
     for part in ("alpha", "beta"):
         seeded.normal(f"decoder.activation_post.act.{part}", width, std=0.1)
-    seeded.normal("decoder.conv_post.weight", 1, width, 7, std=0.1)
+    seeded.normal("decoder.conv_post.weight", 1, width, 7, std=0.003)
     return seeded.tensors
 
 
@@ -130,7 +130,7 @@ def check(exact: vae.VideoVAE, half: vae.VideoVAE, audio: vae.AudioVAE) -> list[
         )
     wave = audio.decode(torch.randn(2, 32, 16, generator=torch.Generator().manual_seed(4)))
     loud = wave.abs().mean().item()
-    rows.append({"check": "audio", "ok": bool(wave.isfinite().all()) and 1e-3 < loud < 0.9, "mean_abs": loud})
+    rows.append({"check": "audio", "ok": bool(wave.isfinite().all()) and 1e-3 < loud < 0.5, "mean_abs": loud})
     return rows
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from ..errors import CheckpointError, ConfigError
 from .tensors import Linear, Norm, Reader
+from .tokenwise import add_scaled_, normalise_and_rotate_, rms_norm, swiglu_
 
 EPS = 1e-5
 PATCH = (3, 4, 16, 16)
@@ -79,30 +80,18 @@ class ViTDecoder:
 
     def _attention(self, x_BNC: torch.Tensor, block: Block, rotations: torch.Tensor) -> None:
         B, N, _ = x_BNC.shape
-        normed = self._rms(x_BNC, block.norm1)
+        normed = rms_norm(x_BNC, block.norm1, EPS, self.dtype)
         qk = block.query_key(normed).view(B, N, -1, self.head_dim)
         value = block.value(normed).view(B, N, -1, self.head_dim)
-        query, key = normalise_and_rotate(qk, rotations).chunk(2, dim=2)
+        query, key = normalise_and_rotate_(qk, rotations, EPS).chunk(2, dim=2)
         attended = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-        x_BNC.addcmul_(block.out(attended.transpose(1, 2).flatten(2)), block.scale1)
+        add_scaled_(x_BNC, block.out(attended.transpose(1, 2).flatten(2)), block.scale1)
 
     def _feed_forward(self, x_BNC: torch.Tensor, block: Block) -> None:
-        normed = self._rms(x_BNC, block.norm2)
+        normed = rms_norm(x_BNC, block.norm2, EPS, self.dtype)
         # two products instead of one of double width: both halves stay contiguous, and work in place
-        hidden = F.silu(block.ff_gate(normed), inplace=True).mul_(block.ff_value(normed))
-        x_BNC.addcmul_(block.ff_out(hidden), block.scale2)
-
-    def _rms(self, x_BNC: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x_BNC, weight.shape, weight, EPS).to(self.dtype)
-
-
-def normalise_and_rotate(qk_BNHD: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    """Per-head RMS norm without weight, then RoPE on neighbouring pairs, in fp32; back in the input's dtype."""
-    norm = torch.linalg.vector_norm(qk_BNHD, dim=-1, keepdim=True, dtype=torch.float32)
-    inverse_rms = norm.square_().mul_(1 / qk_BNHD.shape[-1]).add_(EPS).rsqrt_()
-    normed = qk_BNHD * inverse_rms
-    torch.view_as_complex(normed.unflatten(-1, (-1, 2))).mul_(rotations)
-    return normed.to(qk_BNHD.dtype)
+        hidden = swiglu_(block.ff_gate(normed), block.ff_value(normed))
+        add_scaled_(x_BNC, block.ff_out(hidden), block.scale2)
 
 
 def read_decoder(reader: Reader, dtype: torch.dtype, head_dim: int) -> ViTDecoder:
