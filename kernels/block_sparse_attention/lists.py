@@ -1,64 +1,96 @@
 """From tile lists to token rows: which rows of a per-head key buffer a batch of query tiles reads.
 
-H heads, V video tiles, K listed tiles, S tokens, N tiles; a batch is h heads x n query tiles, B = h n lists.
+H heads, V video tiles, K listed tiles, N tiles; a batch is h heads x n query tiles, B = h n lists.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 
+_MOST_HEADS = 4
+"""Of a batch that does not have all query tiles of its heads."""
+
 
 class ListedTokens:
     """Tile lists with what the host must know of them. Reads the device once, when built."""
 
-    def __init__(self, offsets_N1: torch.Tensor, index_HVK: torch.Tensor, count_HV: torch.Tensor):
+    def __init__(self, offsets_N1: torch.Tensor, index_HVK: torch.Tensor, count_HV: torch.Tensor, split: bool):
+        """`split`: leave the prefix out of the lists (`shared` tells) if each has all of it and something else."""
         H, V, K = index_HVK.shape
-        self.offsets, self.index, self.count = offsets_N1, index_HVK, count_HV
-        self.sizes = offsets_N1.diff()
-        slot_K = torch.arange(K, device=index_HVK.device, dtype=count_HV.dtype)
-        self._valid_HVK = slot_K < count_HV[..., None]
-        self.sizes_HVK = self.sizes[index_HVK.clamp(min=0)].masked_fill_(~self._valid_HVK, 0)
-        """Tokens of every listed tile, 0 after the count."""
-        host = torch.cat([self.sizes_HVK.sum(-1, dtype=torch.int32).flatten(), offsets_N1[-V - 1 :]]).cpu()
-        self.lengths = host[: H * V].view(H, V)
-        """[H, V] on the host: tokens of each list."""
-        self.video_bounds: list[int] = (host[H * V :] - host[H * V]).tolist()
-        """V + 1 row numbers of the query tiles."""
+        P = offsets_N1.numel() - 1 - V
+        sizes_N = offsets_N1.diff()
+        valid_HVK = torch.arange(K, device=index_HVK.device, dtype=torch.int32) < count_HV[..., None]
+        sizes_HVK = sizes_N[index_HVK.clamp(min=0)].masked_fill_(~valid_HVK, 0)
+        prefix_P = torch.arange(P, device=index_HVK.device, dtype=torch.int32)
+        has_prefix = (index_HVK[..., :P] == prefix_P).all() & (count_HV.min() > P)
+        host = torch.cat([sizes_HVK.sum(-1, dtype=torch.int32).flatten(), offsets_N1, has_prefix.int()[None]]).cpu()
+        bounds = host[H * V : -1].tolist()
 
-    def batches(self, bytes_per_token: int, budget: int) -> Iterator[tuple[slice, slice]]:
-        """(heads, query tiles) whose gathered tokens stay within the budget: whole heads while they fit."""
+        self.shared: int = bounds[P] if split and host[-1] else 0
+        """Leading tokens that belong to every list and are left out of it."""
+        first = P if self.shared else 0
+        self.granule: int = math.gcd(*(b - a for a, b in pairwise(bounds[first:])))
+        """Every listed tile is a whole number of runs of this many tokens, counted from `shared`."""
+        self.lengths = host[: H * V].view(H, V) - self.shared
+        """[H, V] on the host: tokens of each list."""
+        self._video_bounds = [row - bounds[P] for row in bounds[P:]]
+        self._video_sizes_V = sizes_N[P:]
+        self._sizes_HVK = sizes_HVK[..., first:]
+        self._first_HVK = offsets_N1[index_HVK[..., first:].clamp(min=0)] - self.shared
+        self._rows = bounds[-1] - self.shared
+
+    def batches(self, fit: int, wave: int) -> Iterator[tuple[slice, slice]]:
+        """(heads, query tiles) of at most `fit` lists, in few rounds of `wave` lists that the device runs at once.
+
+        Few heads at a time: their keys are read again and again, and should stay in cache.
+        """
         H, V = self.lengths.shape
-        fit = max(1, budget // (max(1, self.lengths.max().item()) * bytes_per_token))
-        h, n = (_even(H, fit // V), V) if fit >= V else (1, _even(V, fit))
+        fit = max(1, fit)
+        if fit >= V:
+            shapes = [(_even(H, fit // V), V)]
+        else:
+            shapes = [(h, _even(V, fit // h)) for h in range(1, min(_MOST_HEADS, fit, H) + 1)]
+
+        def cost(shape: tuple[int, int]) -> tuple[int, int]:
+            h, n = shape
+            batches = -(-H // h) * -(-V // n)
+            return batches * -(-h * n // wave), batches
+
+        h, n = min(shapes, key=cost)
         for head in range(0, H, h):
             for tile in range(0, V, n):
                 yield slice(head, min(head + h, H)), slice(tile, min(tile + n, V))
 
     def query_rows(self, tiles: slice) -> slice:
-        return slice(self.video_bounds[tiles.start], self.video_bounds[tiles.stop])
+        return slice(self._video_bounds[tiles.start], self._video_bounds[tiles.stop])
 
     def query_sizes(self, tiles: slice) -> tuple[torch.Tensor, int, int]:
         """Tokens of each query tile, [n] int32 on the device, with the fewest and the most."""
-        bounds = self.video_bounds[tiles.start : tiles.stop + 1]
-        host = [b - a for a, b in pairwise(bounds)]
-        return self.sizes[-self.lengths.shape[1] :][tiles], min(host), max(host)
+        host = [b - a for a, b in pairwise(self._video_bounds[tiles.start : tiles.stop + 1])]
+        return self._video_sizes_V[tiles], min(host), max(host)
 
     def packed(self, heads: slice, tiles: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of a [h * S] key buffer for lists laid end to end, and where each begins: [total], [B + 1] int32."""
+        """Lists laid end to end: granules of a key buffer of h heads, and the token at which each list begins.
+
+        Returns:
+            [total granules] int32, [B + 1] int32.
+        """
         sizes_BK, first_BK = self._runs(heads, tiles)
-        total = int(self.lengths[heads, tiles].sum())
-        ends = sizes_BK.flatten().cumsum(0, dtype=torch.int32)
-        shift = first_BK.flatten() - (ends - sizes_BK.flatten())
-        run_of_row = torch.repeat_interleave(sizes_BK.flatten(), output_size=total)
+        sizes = (sizes_BK // self.granule).flatten()
+        total = int(self.lengths[heads, tiles].sum()) // self.granule
+        ends = sizes.cumsum(0, dtype=torch.int32)
+        shift = first_BK.flatten() // self.granule - (ends - sizes)
+        run_of_row = torch.repeat_interleave(sizes, output_size=total)
         rows = shift.index_select(0, run_of_row).add_(torch.arange(total, device=ends.device, dtype=torch.int32))
         starts = torch.cat([ends.new_zeros(1), ends.view(sizes_BK.shape)[:, -1]])
-        return rows, starts
+        return rows, starts * self.granule
 
     def padded(self, heads: slice, tiles: slice, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of a [h * S] key buffer, [B, width], each list packed to the front, and which are of the list.
+        """Tokens of a key buffer of h heads, [B, width], each list packed to the front, and which are of the list.
 
-        A row after a list's end repeats its last token, so nothing outside the list is read.
+        A token after a list's end repeats its last one, so nothing outside the list is read.
         """
         sizes_BK, first_BK = self._runs(heads, tiles)
         ends_BK = sizes_BK.cumsum(-1, dtype=torch.int32)
@@ -71,10 +103,10 @@ class ListedTokens:
 
     def _runs(self, heads: slice, tiles: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Length and first row of every listed tile: [B, K] each."""
-        sizes = self.sizes_HVK[heads, tiles]
-        head = torch.arange(sizes.shape[0], device=sizes.device, dtype=torch.int32)
-        first = self.offsets[self.index[heads, tiles].clamp(min=0)] + (head * self.offsets[-1])[:, None, None]
-        return sizes.flatten(0, 1), first.flatten(0, 1)
+        first_hnK = self._first_HVK[heads, tiles]
+        head_h = torch.arange(first_hnK.shape[0], device=first_hnK.device, dtype=torch.int32)
+        first_hnK = first_hnK + (head_h * self._rows)[:, None, None]
+        return self._sizes_HVK[heads, tiles].flatten(0, 1), first_hnK.flatten(0, 1)
 
 
 def _even(total: int, limit: int) -> int:
