@@ -20,7 +20,7 @@ def test_loads_without_a_word_of_complaint(server):
 
 def test_import_changes_no_function_of_core(worker):
     assert worker.started["failed"] == []
-    assert worker.started["functions"] > 10_000, "the census has to see ComfyUI's functions"
+    assert worker.started["functions"] > 5_000, "the census has to see ComfyUI's functions"
     assert worker.started["changed"] == []
 
 

@@ -19,7 +19,7 @@ from . import graphs
 
 pytestmark = pytest.mark.comfy
 
-TOLERANCE = 2e-5
+TOLERANCE = 5e-6
 """Of the largest value."""
 
 

@@ -58,11 +58,11 @@ class FixtureKeep:
             for i, keyframe in enumerate(extra.get("minimax_keyframes", ())):
                 tensors[f"keyframe{i}.{keyframe['resolved_frame_index']}"] = keyframe["latent"]
             for i, reference in enumerate(extra.get("minimax_refs", ())):
-                name = f"reference{i}.{reference['kind']}"
+                key = f"reference{i}.{reference['kind']}"
                 if reference.get("latent") is not None:
-                    tensors[name] = reference["latent"]
+                    tensors[key] = reference["latent"]
                 if reference.get("audio_latent") is not None:
-                    tensors[f"{name}.sound"] = reference["audio_latent"]
+                    tensors[f"{key}.sound"] = reference["audio_latent"]
         folder = Path(folder_paths.get_output_directory()) / "kept"
         folder.mkdir(exist_ok=True)
         exact = {key: value.float().cpu().contiguous() for key, value in tensors.items()}
