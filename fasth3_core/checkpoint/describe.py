@@ -1,6 +1,5 @@
 """What a file is, as plain data: for `inspect`, for bug reports, for anybody who wonders before loading 66 GB."""
 
-import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from . import audio_names, names, vae_names
 from .component import OFFICIAL_PARTITIONS, SUFFIX, Component, open_component
 from .load import AUDIO_VAE_FOLDERS, TRANSFORMER_FOLDERS, VIDEO_VAE_FOLDERS, recorded_contract
 from .plan import Plan
+from .problems import starred
 from .recognise import SORTS, recognise
 
 _FOLDERS = (*TRANSFORMER_FOLDERS, *VIDEO_VAE_FOLDERS, *AUDIO_VAE_FOLDERS)
@@ -67,7 +67,7 @@ def describe(path: str | Path, layout: str = "auto") -> dict[str, Any]:
 def _plan(plan: Plan) -> dict[str, Any]:
     classes: dict[str, Counter[str]] = {}
     for layer, spec in plan.quantised.items():
-        classes.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", layer), Counter())[spec.name] += 1
+        classes.setdefault(starred(layer), Counter())[spec.name] += 1
     return {
         "layout": plan.layout,
         "prefix": plan.prefix,

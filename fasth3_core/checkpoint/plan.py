@@ -27,7 +27,7 @@ _COMPANIONS = ("weight_scale", "weight_g")
 """Parts that are read together with the weight: the scale of a quantised one, the magnitude of weight norm."""
 
 _DROPPED = ("comfy_quant", "input_scale")
-"""Parts of a quantised layer that are read before, or not needed."""
+"""Parts of a quantised layer that are no part of its weight: the marker, which is read first, and the activations'."""
 
 
 class Entry(Protocol):
@@ -131,7 +131,7 @@ class _Found:
                 source.label, self.tensors, source.metadata, source.config,
                 lambda local: _bytes(reader, self.stored[local], self.tensors[local]), prefix,
             )  # fmt: skip
-        self.ignored = [self.stored[n] for n in self.tensors if n in kind.ignored or split(n)[1] in _DROPPED]
+        self.ignored = [self.stored[n] for n in self.tensors if n in kind.ignored or split(n)[1] == "input_scale"]
         self.groups = self._group()
 
     def _name_locally(self, source: Source) -> None:
@@ -177,7 +177,7 @@ class _Found:
     def _assemble(self, group: Group, leaf: str, sources: list[str]) -> dict[str, Entry]:
         parts = [self.tensors[name] for name in sources]
         if len({part.shape for part in parts}) > 1:
-            raise ValueError("its siblings differ in shape")
+            return {}  # the odd one is found by comparing with the other blocks
         if unread := {part.dtype for part in parts} - set(TORCH):
             raise ValueError(f"values of type {unread.pop()} are not read")
         first = parts[0].shape[0] if parts[0].shape else 1
@@ -236,6 +236,11 @@ class _Found:
                     share = (want[0] * len(group.canonical) // len(group.source), *want[1:])
                     if self.tensors[local].shape != share:
                         self.wrong.setdefault(local, f"is {list(self.tensors[local].shape)}, expected {list(share)}")
+        for name in set(required) - set(self.entries):
+            layer, leaf = split(name)
+            sources = [join(stored, leaf) for stored in self.kind.group(layer, self.layout).source]
+            if not any(local in self.missing or local in self.wrong for local in sources):
+                self.wrong[sources[0]] = "does not fit the tensors that it is read with"
         for local, name in self.stored.items():
             layer, leaf = split(local)
             if name.endswith(WEIGHT_NORM_DIRECTIONS) and join(layer, "weight_g") not in self.stored:

@@ -9,11 +9,19 @@ _LINES = 12
 """Groups listed for each kind of problem."""
 
 
+_NUMBERED = re.compile(r"((?:blocks?|layers|resnets|down|ups|convs[12]|activations)\.)\d+(?=\.)")
+
+
+def starred(name: str) -> str:
+    """The name with the numbers of blocks replaced by *."""
+    return _NUMBERED.sub(r"\1*", name)
+
+
 def grouped(names: Iterable[str], what: str) -> list[str]:
     """Lines such as `blocks.*.attn.qkv_proj.weight: 50 missing (blocks.0.attn.qkv_proj.weight, ...)`."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append(name)
+        groups.setdefault(starred(name), []).append(name)
     lines = []
     for pattern, members in groups.items():
         example = "" if members == [pattern] else f" ({members[0]}{', ...' if len(members) > 1 else ''})"

@@ -5,6 +5,7 @@ staging buffer. A private map of a whole checkpoint counts against the memory li
 shrinks under a map kills the process instead of raising.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -65,7 +66,7 @@ class FileReader:
     def rows(self, name: str, start: int, dest: torch.Tensor) -> None:
         stored = self._tensors[name]
         dtype = TORCH[stored.dtype]
-        row_bytes = stored.nbytes // (stored.shape[0] if stored.shape else 1)
+        row_bytes = math.prod(stored.shape[1:]) * dtype.itemsize
         file = self._file(stored.path)
         file.seek(stored.offset + start * row_bytes)
         flat = dest.view(-1)
@@ -109,8 +110,7 @@ class FileReader:
 
     def _next_staging(self) -> "_Staging":
         if not self._staging:
-            cuda = self.device.type == "cuda"
-            self._staging = [_Staging(cuda) for _ in range(2 if cuda else 1)]
+            self._staging = [_Staging(self.device) for _ in range(2 if self.device.type == "cuda" else 1)]
         self._staging.append(self._staging.pop(0))
         self._staging[-1].wait()
         return self._staging[-1]
@@ -119,13 +119,15 @@ class FileReader:
 class _Staging:
     """A host buffer that may be written again once the copy out of it is done."""
 
-    def __init__(self, cuda: bool) -> None:
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
         self.buffer = torch.empty(PIECE, dtype=torch.uint8, pin_memory=cuda)
         self.event = torch.cuda.Event() if cuda else None
+        self._device = device
 
     def record(self) -> None:
         if self.event is not None:
-            self.event.record()
+            self.event.record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
         if self.event is not None:
@@ -154,7 +156,7 @@ class MemoryReader:
 class MemorySource:
     """Tensors in memory under their file names, as a component would give them."""
 
-    label = "the given tensors"
+    label = "the dict of tensors"
     config = None
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:

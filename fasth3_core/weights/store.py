@@ -8,6 +8,7 @@ from types import MappingProxyType
 import torch
 
 from ..checkpoint.component import Component
+from ..checkpoint.dtypes import TORCH
 from ..checkpoint.plan import Entry, Plan
 from ..checkpoint.quant import QuantAssembly, QuantizedWeight
 from ..checkpoint.reading import FileReader
@@ -46,6 +47,12 @@ class ResidentStore:
     def dtype(self) -> torch.dtype:
         """Dtype of the residual stream, once materialised."""
         return self._loaded().dtype
+
+    @property
+    def head_form(self) -> str:
+        """How a bank of output heads is stored: "absolute" in diffusers files, else "residual": head 0 and what the
+        others differ from it by."""
+        return "absolute" if self.plan.layout == "diffusers" else "residual"
 
     def dtype_on(self, device: torch.device | str) -> torch.dtype:
         """What `dtype` will be on this device."""
@@ -152,14 +159,16 @@ class _Resident:
 
 
 _PROBE_ROWS = 512
-"""Rows that are looked at together: 11 MB in fp32 at the released width."""
+"""Rows that are looked at together: 5.5 MB in bf16 at the released width."""
 
 
 def _is_zero(reader: FileReader, entry: Entry) -> bool:
     assembly = entry.data if isinstance(entry, QuantAssembly) else entry
+    # as stored, which is read without a copy; float8 has no test for zero of its own
+    dtype = torch.float32 if assembly.dtype.startswith("F8") else TORCH[assembly.dtype]
     for piece in assembly.pieces:
         for start in range(0, piece.count, _PROBE_ROWS):
-            rows = torch.empty(min(_PROBE_ROWS, piece.count - start), *assembly.shape[1:])
+            rows = torch.empty(min(_PROBE_ROWS, piece.count - start), *assembly.shape[1:], dtype=dtype)
             reader.rows(piece.source, piece.start + start, rows)
             if rows.any():
                 return False
