@@ -30,6 +30,10 @@ class Contract:
     sparsity: float | None
     """Fraction of video tiles dropped; None for a student that attends densely."""
     tile_size: int = 64
+    fine_steps: int = 0
+    """Output heads of a bank, each the head of one fine step; 0 for a single head."""
+    max_time: float = 1.0
+    """Where the base grid starts."""
     tasks: tuple[str, ...]
     about: str
 
@@ -51,6 +55,10 @@ CONTRACTS: dict[str, Contract] = {
         Contract(
             name="v2-8", points=9, rungs=_V2_RUNGS, default_grid="trained", shift_video=10.0, shift_audio=3.0,
             sparsity=0.8, tasks=("t2va",), about="FastH3 8-Step V2 and QAD v2",
+        ),
+        Contract(
+            name="omniref-8", points=9, shift_video=12.0, shift_audio=3.0, sparsity=0.9, tile_size=128, fine_steps=32,
+            max_time=0.999, tasks=("t2va", "ref2va"), about="FastH3 Omni: references to video, 32 output heads",
         ),
         Contract(
             name="trim-8", points=9, rungs=_V2_RUNGS, default_grid="trained", shift_video=10.0, shift_audio=3.0,
@@ -98,16 +106,14 @@ def infer(
     Raises:
         ContractError: the request does not fit the tensors, or "auto" cannot know and says what to choose from.
     """
-    if config.output_heads > 1:
-        raise ContractError(
-            f"this is a student with a bank of {config.output_heads} output heads (FastH3 Omni, reference to video): "
-            "its head collapse, 128-token tiles and per-reference regions are not supported. "
-            "Use a text-to-video student (FastH3 Preview, v1 or V2)."
-        )
     if requested != "auto":
         if requested not in CONTRACTS:
             raise ConfigError("contract", requested, f"'auto' or one of {list(CONTRACTS)}", "Use 'auto' if unsure.")
         contract = CONTRACTS[requested]
+        _check_fit(contract, config, gates_zero)
+        return contract
+    if config.output_heads > 1:
+        contract = CONTRACTS["omniref-8"]
         _check_fit(contract, config, gates_zero)
         return contract
     if recorded is not None:
@@ -128,6 +134,12 @@ def infer(
 
 
 def _check_fit(contract: Contract, config: DiTConfig, gates_zero: bool | None) -> None:
+    heads = max(1, contract.fine_steps)
+    if heads != config.output_heads:
+        raise ContractError(
+            f"contract '{contract.name}' has {heads} output heads, the model {config.output_heads}. "
+            "A bank of 32 is FastH3 Omni ('omniref-8'), a single head any other student."
+        )
     if contract.sparse and not config.has_gates:
         raise ContractError(
             f"contract '{contract.name}' runs video sparse attention, but the model has no to_gate_compress weights. "

@@ -42,9 +42,17 @@ def rungs_base(rungs: Sequence[int]) -> torch.Tensor:
     return torch.tensor([*rungs, 0], dtype=torch.float64) / 1000.0
 
 
-def shifted(base: torch.Tensor, shift: float) -> Schedule:
-    """sigma = s b / (1 + (s - 1) b) in the dtype of `base`, then fp32; equal neighbours collapse into one point."""
-    sigmas = torch.unique_consecutive((shift * base / (1.0 + (shift - 1.0) * base)).float())
+def bank_base(fine_steps: int, points: int, max_time: float) -> torch.Tensor:
+    """Every n-th of fine_steps + 1 equally spaced positions from `max_time` to 0, fp64 [points]."""
+    return torch.linspace(max_time, 0.0, fine_steps + 1, dtype=torch.float64)[:: fine_steps // (points - 1)]
+
+
+def shifted(base: torch.Tensor, shift: float, max_time: float = 1.0) -> Schedule:
+    """sigma = s b m / (m + (s - 1) b) in the dtype of `base`, then fp32; equal neighbours collapse into one point.
+
+    m = `max_time` is the start that the shift leaves in place: 1 but for head-bank students.
+    """
+    sigmas = torch.unique_consecutive((shift * base * max_time / (max_time + (shift - 1.0) * base)).float())
     return Schedule(sigmas=sigmas, timesteps=1.0 - sigmas[:-1])
 
 

@@ -69,13 +69,18 @@ def _schedules(
         shifts.append(given or own)
         if given and given != own:
             departures.append(f"{name} {given:g} instead of {own:g}")
-    return schedule.shifted(base, shifts[0]), schedule.shifted(base, shifts[1]), departures
+    video, audio = (schedule.shifted(base, shift, contract.max_time) for shift in shifts)
+    return video, audio, departures
 
 
 def _base(contract: Contract, grid: str):
     if grid not in GRIDS:
         raise ConfigError("grid", grid, f"one of {list(GRIDS)}", "Use 'contract' if unsure.")
     name = contract.default_grid if grid == "contract" else grid
+    if contract.fine_steps:
+        if name != contract.default_grid:
+            raise ContractError(f"contract '{contract.name}': its heads belong to its own grid. Use 'contract'.")
+        return schedule.bank_base(contract.fine_steps, contract.points, contract.max_time), name
     if name == "uniform":
         return schedule.uniform_base(contract.points), name
     if not contract.rungs:
