@@ -4,7 +4,6 @@ Every latent decodes to 4 frames, but the first of each group of 5 stands for on
 are dropped. The last 5 frames of a clip blend into the first 5 of the next.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -57,44 +56,3 @@ def blend_tail(body_CFHW: torch.Tensor, tail_CFHW: torch.Tensor) -> None:
     """Blend the previous clip's last 5 frames into the first 5 of this one, in place, in the tensors' dtype."""
     weights = 1 - torch.arange(OVERLAP_FRAMES, device=body_CFHW.device) / OVERLAP_FRAMES
     body_CFHW[:, :OVERLAP_FRAMES].lerp_(tail_CFHW, weights.to(body_CFHW.dtype)[:, None, None])
-
-
-def collect(chunks: Iterable[torch.Tensor], out: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Write chunks [1, C, n, H, W], made on `device`, one after the other into out [1, C, F, H, W]; return it."""
-    write = _write_lagging if device.type == "cuda" and out.device.type == "cpu" else _write
-    done = write(chunks, out, device)
-    if done != out.shape[2]:
-        raise GeometryError(f"{done} frames were decoded, expected {out.shape[2]}")
-    return out
-
-
-def _write(chunks: Iterable[torch.Tensor], out: torch.Tensor, device: torch.device) -> int:
-    done = 0
-    for chunk in chunks:
-        out[:, :, done : done + chunk.shape[2]].copy_(chunk)
-        done += chunk.shape[2]
-    return done
-
-
-def _write_lagging(chunks: Iterable[torch.Tensor], out: torch.Tensor, device: torch.device) -> int:
-    """Copy each chunk to the host on a side stream once the next one is launched: the GPU decodes meanwhile."""
-    side = torch.cuda.Stream(device)
-    pending: list[tuple[torch.Tensor, torch.cuda.Event, int]] = []
-    done = 0
-
-    def flush() -> None:
-        chunk, ready, start = pending.pop()
-        with torch.cuda.stream(side):
-            side.wait_event(ready)
-            for channel, plane in enumerate(chunk[0]):  # planes are contiguous on both sides: no staging copy
-                out[0, channel, start : start + plane.shape[0]].copy_(plane)
-
-    for chunk in chunks:
-        ready = torch.cuda.current_stream(device).record_event()
-        if pending:
-            flush()
-        pending.append((chunk, ready, done))
-        done += chunk.shape[2]
-    if pending:
-        flush()
-    return done

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from ..errors import CheckpointError, ConfigError, GeometryError
 from . import chunks, latents, tensors
+from .collect import collect
 from .precision import exact_fp32
 from .run import Progress, Run, nothing
 from .tiling import STEP, Axis, Stitcher, axis_tiles
@@ -95,7 +96,7 @@ class VideoVAE:
         _, _, T, h, w = latent.shape
         frames = chunks.decode_plan(T).frames
         out = torch.empty(1, PATCH[0], frames, h * STEP, w * STEP, dtype=torch.float32, device=out_device)
-        return chunks.collect(parts, out, self.device)
+        return collect(parts, out, self.device)
 
     def decode_chunks(
         self,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ..errors import CheckpointError, ConfigError
 from .tensors import Linear, Norm, Reader
-from .tokenwise import add_scaled_, normalise_and_rotate_, rms_norm, swiglu_
+from .tokenwise import add_scaled_, normalise_and_rotate, rms_norm, swiglu_
 
 EPS = 1e-5
 PATCH = (3, 4, 16, 16)
@@ -83,7 +83,7 @@ class ViTDecoder:
         normed = rms_norm(x_BNC, block.norm1, EPS, self.dtype)
         qk = block.query_key(normed).view(B, N, -1, self.head_dim)
         value = block.value(normed).view(B, N, -1, self.head_dim)
-        query, key = normalise_and_rotate_(qk, rotations, EPS).chunk(2, dim=2)
+        query, key = normalise_and_rotate(qk, rotations, EPS).chunk(2, dim=2)
         attended = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         add_scaled_(x_BNC, block.out(attended.transpose(1, 2).flatten(2)), block.scale1)
 

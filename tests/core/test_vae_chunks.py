@@ -55,11 +55,3 @@ def test_tail_blend():
     chunks.blend_tail(body, tail)
     torch.testing.assert_close(body[0, :6, 0, 0], torch.tensor([0.0, 0.2, 0.4, 0.6, 0.8, 1.0]))
     assert bool((tail == 0).all())
-
-
-def test_collect_counts_frames():
-    parts = [torch.ones(1, 3, 2, 4, 4), torch.zeros(1, 3, 1, 4, 4)]
-    out = chunks.collect(parts, torch.empty(1, 3, 3, 4, 4), torch.device("cpu"))
-    assert out[0, 0, :, 0, 0].tolist() == [1, 1, 0]
-    with pytest.raises(GeometryError, match="3 frames were decoded, expected 4"):
-        chunks.collect(parts, torch.empty(1, 3, 4, 4, 4), torch.device("cpu"))
