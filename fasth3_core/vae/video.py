@@ -43,7 +43,7 @@ class VideoVAE:
 
         Args:
             tensors_by_name: float tensors; read once each, so the mapping may load on access.
-            dtype: of the decoder's linears and attention. The encoder and the islands of 6.6 stay fp32.
+            dtype: of the decoder's linears and attention. The encoder, the residual, norms and scales stay fp32.
             head_dim: of the decoder, which no tensor tells.
 
         A file without an encoder decodes; its encode() raises. Raises CheckpointError, ConfigError.
