@@ -3,6 +3,30 @@
 Importing this package registers every op that has more than one implementation.
 """
 
-from . import block_sparse_attention, coarse_branch, dense_attention, int8_linear, tile_mean, tile_topk
+from . import (
+    block_sparse_attention,
+    coarse_branch,
+    dense_attention,
+    gated_residual,
+    int8_linear,
+    qk_norm_rope,
+    residual_rms_modulate,
+    rms_modulate,
+    swiglu,
+    tile_mean,
+    tile_topk,
+)
 
-__all__ = ["block_sparse_attention", "coarse_branch", "dense_attention", "int8_linear", "tile_mean", "tile_topk"]
+__all__ = [
+    "block_sparse_attention",
+    "coarse_branch",
+    "dense_attention",
+    "gated_residual",
+    "int8_linear",
+    "qk_norm_rope",
+    "residual_rms_modulate",
+    "rms_modulate",
+    "swiglu",
+    "tile_mean",
+    "tile_topk",
+]

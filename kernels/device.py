@@ -1,5 +1,6 @@
 """What this machine can run. Every `why_not` asks here, so two ops never disagree about the device."""
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -24,12 +25,17 @@ class Case:
     """Most tokens that a tile may have."""
     grad: bool = False
     """Whether a gradient would have to flow."""
+    contiguous: bool = True
+    """Whether the last dimension is dense in memory. A model's projections and their slices are."""
 
     @classmethod
     def of(cls, x: torch.Tensor, tile_size: int = 64) -> "Case":
         """The case of a tensor whose last dimension is the head's."""
         grad = torch.is_grad_enabled() and x.requires_grad
-        return cls(device=x.device, dtype=x.dtype, head_dim=x.shape[-1], tile_size=tile_size, grad=grad)
+        return cls(
+            device=x.device, dtype=x.dtype, head_dim=x.shape[-1], tile_size=tile_size, grad=grad,
+            contiguous=x.shape[-1] == 1 or x.stride(-1) == 1,
+        )
 
 
 @cache
@@ -37,14 +43,46 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+_TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
 def triton_why_not(case: Case) -> str | None:
+    """Why no Triton kernel can take this case. The first question about a GPU launches one element's worth of work."""
     if not has_triton():
         return "triton is not installed"
     if case.device.type != "cuda" and not INTERPRET:
         return f"needs a CUDA device, got {case.device.type}"
+    if case.dtype not in _TRITON_DTYPES:
+        return f"needs fp16, bf16 or fp32, got {case.dtype}"
     if case.grad:
         return "forward only, but the input requires grad"
+    if not case.contiguous:
+        return "needs a last dimension of stride 1"
+    return None if INTERPRET else _triton_launch_failure(case.device, case.dtype)
+
+
+@cache
+def _triton_launch_failure(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Compiles and launches a probe. Only that finds a missing C compiler, a driver too old for the compiler, or a GPU
+    generation that this Triton does not target, before a run depends on it.
+    """
+    try:
+        importlib.import_module(".triton_probe", __package__).probe(device, dtype)
+    except Exception as error:  # the compiler, the assembler, the linker and the driver all raise types of their own
+        first = next(iter(str(error).strip().splitlines()), "")
+        return f"triton cannot launch on {device} in {dtype}: {type(error).__name__}: {first}"
     return None
+
+
+def check_last_dim(op: str, **tensors: torch.Tensor) -> None:
+    """For kernels that index the last dimension without a stride.
+
+    Raises:
+        ValueError: names the tensor whose last dimension is not dense.
+    """
+    for name, x in tensors.items():
+        if x.stride(-1) != 1 and x.shape[-1] != 1:
+            raise ValueError(f"{op}: {name} {tuple(x.shape)} has strides {x.stride()}; the last must be 1")
 
 
 def flash_varlen_why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...kernels.gated_residual import gated_residual
-from ...kernels.qk_norm_rope import qk_norm_rope
-from ...kernels.rms_modulate import rms_modulate
-from ...kernels.swiglu import swiglu
+from ...kernels.segments import Segments
 from ..config import DiTConfig
 from .linear import linear
+from .ops import TokenOps
 
 EPS = 1e-5
 """Of every norm of the transformer."""
@@ -58,7 +56,9 @@ def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: Non
     return out[0].transpose(0, 1)
 
 
-def attention(h: torch.Tensor, w: Weights, config: DiTConfig, rope: Rope | None, attend: Attend, gated: bool):
+def attention(
+    h: torch.Tensor, w: Weights, config: DiTConfig, ops: TokenOps, rope: Rope | None, attend: Attend, gated: bool
+) -> torch.Tensor:
     """Self-attention of normed tokens [S, C] -> [S, C]."""
     S = h.shape[0]
     q, k, v = linear(h, w["attn.qkv_proj.weight"]).view(S, 3, config.num_heads, config.head_dim).unbind(1)
@@ -66,17 +66,16 @@ def attention(h: torch.Tensor, w: Weights, config: DiTConfig, rope: Rope | None,
         q = F.rms_norm(q, (config.head_dim,), w["attn.q_norm.weight"], EPS)
         k = F.rms_norm(k, (config.head_dim,), w["attn.k_norm.weight"], EPS)
     else:
-        qk_norm_rope(q, w["attn.q_norm.weight"], rope.cos, rope.sin, EPS)
-        qk_norm_rope(k, w["attn.k_norm.weight"], rope.cos, rope.sin, EPS)
+        ops.qk_norm_rope(q, k, w["attn.q_norm.weight"], w["attn.k_norm.weight"], rope.cos, rope.sin, EPS)
     gate = linear(h, w["attn.to_gate_compress.weight"]).view_as(q) if gated else None
     return linear(attend(q, k, v, gate).reshape(S, config.inner_dim), w["attn.out_proj.weight"])
 
 
-def feed_forward(h: torch.Tensor, w: Weights) -> torch.Tensor:
+def feed_forward(h: torch.Tensor, w: Weights, ops: TokenOps) -> torch.Tensor:
     """SwiGLU feed-forward of normed tokens [S, C] -> [S, C], in passes of FF_ROWS tokens."""
     out = torch.empty_like(h)
     for start in range(0, h.shape[0], FF_ROWS):
-        hidden = swiglu(linear(h[start : start + FF_ROWS], w["mlp.fc1.weight"]), gate_first=True)
+        hidden = ops.swiglu(linear(h[start : start + FF_ROWS], w["mlp.fc1.weight"]), gate_first=True)
         out[start : start + FF_ROWS] = linear(hidden, w["mlp.fc2.weight"])
     return out
 
@@ -85,8 +84,9 @@ def main_block(
     x: torch.Tensor,
     w: Weights,
     config: DiTConfig,
+    ops: TokenOps,
     table: torch.Tensor,
-    segments: tuple[tuple[int, int, int], ...],
+    segments: Segments,
     rope: Rope,
     attend: Attend,
     gated: bool,
@@ -96,18 +96,18 @@ def main_block(
 
     Args:
         table: [R, 6, C] AdaLN parameters (`time.block_table`).
-        segments: (start, stop, row of the table), covering [0, S).
+        segments: row of the table for each token.
         gated: whether the attention takes the gate projection of the modulated tokens.
     """
     shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = table.unbind(1)
-    h = rms_modulate(x, w["norm1.weight"], scale_a, shift_a, segments, EPS)
-    gated_residual(x, attention(h, w, config, rope, attend, gated), gate_a, segments)
+    h = ops.rms_modulate(x, w["norm1.weight"], scale_a, shift_a, segments, EPS)
+    y = attention(h, w, config, ops, rope, attend, gated)
     check_interrupt()
-    h = rms_modulate(x, w["norm2.weight"], scale_f, shift_f, segments, EPS)
-    return gated_residual(x, feed_forward(h, w), gate_f, segments)
+    h = ops.residual_rms_modulate(x, y, gate_a, w["norm2.weight"], scale_f, shift_f, segments, EPS)
+    return ops.gated_residual(x, feed_forward(h, w, ops), gate_f, segments)
 
 
-def refine_text(top: Weights, config: DiTConfig, text_states: torch.Tensor) -> torch.Tensor:
+def refine_text(top: Weights, config: DiTConfig, ops: TokenOps, text_states: torch.Tensor) -> torch.Tensor:
     """Prompt states [L, text_dim] -> refined text tokens [L, C]: no rotation, no time, text rows alone.
 
     Depends on the prompt only, so a request runs it once.
@@ -117,6 +117,6 @@ def refine_text(top: Weights, config: DiTConfig, text_states: torch.Tensor) -> t
         prefix = f"token_refiner.blocks.{i}."
         w = {name[len(prefix) :]: value for name, value in top.items() if name.startswith(prefix)}
         h = F.rms_norm(x, (config.hidden_size,), w["norm1.weight"], EPS)
-        x = x + attention(h, w, config, None, dense_attention, gated=False)
-        x = x + feed_forward(F.rms_norm(x, (config.hidden_size,), w["norm2.weight"], EPS), w)
+        x = x + attention(h, w, config, ops, None, dense_attention, gated=False)
+        x = x + feed_forward(F.rms_norm(x, (config.hidden_size,), w["norm2.weight"], EPS), w, ops)
     return F.rms_norm(x, (config.hidden_size,), top["token_refiner.final_norm.weight"], EPS)

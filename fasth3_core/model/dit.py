@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ...kernels.segments import Segments
 from ..packing.layout import PackedLayout
 from . import blocks
 from .handle import WeightStore
 from .linear import linear
+from .ops import TokenOps
 from .time import NUM_MODALITIES, adaln_features, block_table, final_table
 
 _RUN_AHEAD = 2
@@ -62,6 +64,7 @@ class Prepared:
     """Everything of a request that does not change from step to step."""
 
     layout: PackedLayout
+    ops: TokenOps
     text: torch.Tensor
     """[L, C] refined text tokens."""
     conditions: tuple[torch.Tensor, ...]
@@ -84,6 +87,7 @@ def prepare(
     condition_rows: Sequence[torch.Tensor],
     steps: Sequence[StepRows],
     device: torch.device,
+    ops: TokenOps,
     check_interrupt: Callable[[], None],
     use_gates: bool,
 ) -> Prepared:
@@ -93,11 +97,12 @@ def prepare(
         order: [S] position in tile order -> packed row; None keeps the packed order.
         text_states: [L, text_dim].
         condition_rows: fp32 rows, one tensor for each of `layout.conditions`, already mixed with their noise.
+        ops: what `resolve_token_ops` decided for this run.
         use_gates: whether the attention takes a gate.
     """
     config, top = store.config, store.top()
     dtype = store.dtype
-    text = blocks.refine_text(top, config, text_states.to(device, dtype))
+    text = blocks.refine_text(top, config, ops, text_states.to(device, dtype))
     conditions = tuple(
         _embed(top, rows.to(device), "audio" if segment.clock == "clean" else "video", dtype)
         for segment, rows in zip(layout.conditions, condition_rows, strict=True)
@@ -115,6 +120,7 @@ def prepare(
         gated.append(use_gates and _any_nonzero(weights["attn.to_gate_compress.weight"]))
     return Prepared(
         layout=layout,
+        ops=ops,
         text=text,
         conditions=conditions,
         rope=blocks.rope_table(positions, inv_freq, dtype),
@@ -140,14 +146,15 @@ def velocity(
         video_rows: [Nv, 96] fp32, in tile order.
         audio_rows: [2A, 32] fp32.
     """
-    config, layout = store.config, prepared.layout
+    config, layout, ops = store.config, prepared.layout, prepared.ops
     x = _pack(store, prepared, video_rows, audio_rows)
     rows = prepared.steps[step]
+    segments = Segments.of(rows.segments, x.device)
     pace = _Pace(x.device)
     for i in range(config.num_layers):
         check_interrupt()
         blocks.main_block(
-            x, store.block(i), config, prepared.tables[i][step], rows.segments, prepared.rope,
+            x, store.block(i), config, ops, prepared.tables[i][step], segments, prepared.rope,
             attend_at(step, i), prepared.gated[i], check_interrupt,
         )
         pace.wait()

@@ -29,6 +29,8 @@ class RunReport:
     geometry: dict[str, Any] = field(default_factory=dict)
     attention: dict[str, Any] = field(default_factory=dict)
     """Backend that ran, and the reasons of those that did not."""
+    token_ops: list[dict[str, Any]] = field(default_factory=list)
+    """The operations outside attention: a row each with backend, calls, and the reasons of those refused."""
     steps: list[StepReport] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """By stage."""
@@ -59,6 +61,8 @@ class RunReport:
         else:
             lines.append(f"dense attention by contract, {total} block calls")
         lines += [f"not used: {name}: {why}" for name, why in attention.get("refused", {}).items()]
+        if self.token_ops:
+            lines.append("token-wise operations: " + ", ".join(sorted({row["backend"] for row in self.token_ops})))
         lines += [f"departs from the contract: {text}" for text in self.departures]
         lines += [f"warning: {text}" for text in self.warnings]
         lines.append(", ".join(f"{stage} {value:.2f} s" for stage, value in self.seconds.items()))

@@ -12,6 +12,7 @@ from ..config import VSAConfig
 from ..errors import FastH3Error
 from ..model import blocks, dit
 from ..model.handle import H3Model
+from ..model.ops import resolve_token_ops
 from ..packing.layout import PackedLayout
 from ..packing.rows import pack_audio, patchify, unpack_audio, unpatchify
 from ..report.run_report import RunReport
@@ -76,12 +77,13 @@ def sample(
     settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task, schedules)
     layout = request.layout()
     dtype = model.store.dtype_on(device)
+    case = Case(device=device, dtype=dtype, head_dim=model.config.head_dim)
     plan = ops = None
     if settings.vsa is not None:
-        case = Case(device=device, dtype=dtype, head_dim=model.config.head_dim, tile_size=settings.vsa.tile_size)
-        ops = resolve_ops(settings.vsa.backend, case)
+        ops = resolve_ops(settings.vsa.backend, replace(case, tile_size=settings.vsa.tile_size))
         attend = attend or partial(sparse_attention, ops=ops)
         plan = tile_plan(layout.prefix, layout.grid, settings.vsa.tile_size, device)
+    token_ops = resolve_token_ops("auto" if settings.vsa is None else settings.vsa.backend, case)
     report = new_report(model, request, layout, plan, settings, warnings, dtype)
 
     if device.type == "cuda":
@@ -100,7 +102,7 @@ def sample(
         order = None if plan is None else plan.order
         prepared = dit.prepare(
             model.store, layout, order, request.text_states[0], drawn.condition_rows, steps, device,
-            check_interrupt, use_gates=plan is not None,
+            token_ops, check_interrupt, use_gates=plan is not None,
         )
         report.seconds["prepare"] = _lap(started, device)
 
@@ -112,6 +114,7 @@ def sample(
     if ops is not None:
         main = ops.block_sparse_attention
         report.attention |= {"backend": main.name, "refused": dict(main.refused), "ops": ops.table()}
+    report.token_ops = token_ops.table()
     if device.type == "cuda":
         report.memory["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     return SampleResult(video, audio, report)

@@ -1,7 +1,7 @@
 """The transformer and the sampler against recorded truth, in every layout of the weights."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from ..config import DiTConfig, VSAConfig
 from ..contracts import Contract
 from ..model import blocks, dit
 from ..model.handle import H3Model
+from ..model.ops import resolve_token_ops
 from ..packing.layout import Keyframe, PackedLayout, Reference, build_layout
 from ..packing.positions import frames_in
 from ..packing.rows import pack_audio, patchify, unpack_audio, unpatchify
@@ -88,7 +89,7 @@ def verify_sampler(golden: Golden, target: Target) -> Iterator[Row]:
     names = vsa_backends(target)
     for backend in names if target.exact else (*names, "plain"):
         estimates: list[tuple[torch.Tensor, torch.Tensor]] = []
-        config = VSAConfig(mode=case.vsa.mode, backend="auto" if backend == "plain" else backend)
+        config = VSAConfig(mode=case.vsa.mode, backend="eager" if backend == "plain" else backend)
         try:
             sample(
                 model, request, device=target.device, vsa=config, schedules=(video, audio),
@@ -233,16 +234,15 @@ def _audio_layout(out: torch.Tensor, name: str) -> torch.Tensor:
 def _forwards(case: _Case, target: Target, backend: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """One forward at every recorded pair of sigmas: velocities as latents."""
     config, device = case.store.config, target.device
-    plan = None
+    kind = Case(device=device, dtype=target.dtype, head_dim=config.head_dim)
+    token_ops = resolve_token_ops("eager" if backend == "plain" else backend, kind)
+    plan = attend = None
     if case.vsa is not None:
         plan = tile_plan(case.layout.prefix, case.layout.grid, case.vsa.tile_size, device)
-    if plan is None:
-        attend = None
-    elif backend == "plain":
-        attend = plain_vsa
-    else:
-        kind = Case(device=device, dtype=target.dtype, head_dim=config.head_dim, tile_size=plan.tile_size)
-        attend = partial(vsa_attention, ops=resolve_ops(backend, kind))
+        if backend == "plain":
+            attend = plain_vsa
+        else:
+            attend = partial(vsa_attention, ops=resolve_ops(backend, replace(kind, tile_size=plan.tile_size)))
 
     def attend_at(step: int, layer: int) -> blocks.Attend:
         if attend is None:
@@ -257,7 +257,7 @@ def _forwards(case: _Case, target: Target, backend: str) -> list[tuple[torch.Ten
     with torch.inference_mode():
         prepared = dit.prepare(
             case.store, case.layout, None if plan is None else plan.order, case.text, case.condition_rows, steps,
-            device, lambda: None, use_gates=plan is not None,
+            device, token_ops, lambda: None, use_gates=plan is not None,
         )
         if plan is not None:
             rows = rows[plan.order[start:] - start]

@@ -3,11 +3,12 @@
 import torch
 
 
-def qk_norm_rope_reference(x_SHD, weight_D, cos_SR, sin_SR, eps):
-    """Per-head RMSNorm, then rotation of the pairs (i, i + R) for i < R, in fp32; channels from 2R on pass through."""
-    x = x_SHD.float()
-    x = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight_D.float()
+def qk_norm_rope_reference(q_SHD, k_SHD, q_weight_D, k_weight_D, cos_SR, sin_SR, eps):
+    """Per-head RMSNorm, then rotation of the pairs (i, i + R) for i < R, in fp32; written once to q and to k."""
     R = cos_SR.shape[-1]
-    first, second, rest = x[..., :R], x[..., R : 2 * R], x[..., 2 * R :]
     cos, sin = cos_SR.float()[:, None], sin_SR.float()[:, None]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(x_SHD.dtype)
+    for x_SHD, weight_D in ((q_SHD, q_weight_D), (k_SHD, k_weight_D)):
+        x = x_SHD.float()
+        x = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight_D.float()
+        first, second, rest = x[..., :R], x[..., R : 2 * R], x[..., 2 * R :]
+        x_SHD.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1))

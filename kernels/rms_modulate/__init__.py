@@ -1,9 +1,10 @@
-"""rms_modulate: RMSNorm, then scale and shift by the modulation row of each token's segment."""
-
-from collections.abc import Sequence
+"""rms_modulate: RMSNorm, then scale and shift by the modulation row of each token."""
 
 import torch
 
+from ..device import Case, triton_why_not
+from ..registry import Impl, register, resolve
+from ..segments import Segments
 from .eager import rms_modulate_eager
 from .reference import rms_modulate_reference
 
@@ -15,18 +16,34 @@ def rms_modulate(
     weight: torch.Tensor,
     scale: torch.Tensor,
     shift: torch.Tensor,
-    segments: Sequence[tuple[int, int, int]],
+    segments: Segments,
     eps: float,
+    *,
+    backend: str = "auto",
 ) -> torch.Tensor:
     """RMSNorm(x) * (1 + scale[r]) + shift[r].
 
     Args:
         x: [S, C], last dimension contiguous. Not changed.
-        weight: [C], in x's dtype.
-        scale, shift: [R, C], in x's dtype.
-        segments: (start, stop, r) in order, covering [0, S).
+        weight: [C].
+        scale, shift: [R, C], last dimension contiguous.
+        segments: r of every token.
 
     Returns:
         [S, C] in x's dtype.
+
+    Raises:
+        BackendUnavailable: the named backend cannot take x.
     """
-    return rms_modulate_eager(x, weight, scale, shift, segments, eps)
+    return resolve("rms_modulate", backend, Case.of(x))(x, weight, scale, shift, segments, eps)
+
+
+def _load_triton():
+    from .triton_kernel import rms_modulate_triton
+
+    return rms_modulate_triton
+
+
+register(Impl(op="rms_modulate", name="triton", rank=10, load=_load_triton, why_not=triton_why_not))
+register(Impl(op="rms_modulate", name="eager", rank=50, load=lambda: rms_modulate_eager))
+register(Impl(op="rms_modulate", name="reference", rank=100, load=lambda: rms_modulate_reference))

@@ -6,6 +6,6 @@ import torch.nn.functional as F
 
 def rms_modulate_eager(x_SC, weight_C, scale_RC, shift_RC, segments, eps):
     out = F.rms_norm(x_SC, weight_C.shape, weight_C, eps)
-    for start, stop, row in segments:
+    for start, stop, row in segments.spans:
         torch.addcmul(shift_RC[row], out[start:stop], 1.0 + scale_RC[row], out=out[start:stop])
     return out

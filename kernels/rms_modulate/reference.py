@@ -8,6 +8,6 @@ def rms_modulate_reference(x_SC, weight_C, scale_RC, shift_RC, segments, eps):
     x = x_SC.float()
     normed = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight_C.float()
     out = torch.empty_like(normed)
-    for start, stop, row in segments:
+    for start, stop, row in segments.spans:
         out[start:stop] = normed[start:stop] * (1.0 + scale_RC[row].float()) + shift_RC[row].float()
     return out.to(x_SC.dtype)
