@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import torch
 
 from ..errors import CheckpointError
-from .plan import Entry, Kind, Plan, Source, make_plan, split
+from .kinds import Entry, Kind, Plan, Source, split
+from .plan import make_plan
 from .reading import MemorySource
 from .recognise import require
 from .rows import Group, row_norms

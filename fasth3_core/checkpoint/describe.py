@@ -11,8 +11,8 @@ from ..errors import FastH3Error
 from ..weights.store import ResidentStore
 from . import audio_names, names, vae_names
 from .component import OFFICIAL_PARTITIONS, SUFFIX, Component, open_component
+from .kinds import Plan
 from .load import AUDIO_VAE_FOLDERS, TRANSFORMER_FOLDERS, VIDEO_VAE_FOLDERS, recorded_contract
-from .plan import Plan
 from .problems import starred
 from .recognise import SORTS, recognise
 

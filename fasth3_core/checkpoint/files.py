@@ -74,6 +74,8 @@ def _read_header(path: Path, file) -> WeightFile:
     file.seek(8)
     header = _parse(path, file.read(length))
     metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{path}: the header's __metadata__ is no table of texts. Download the file again.")
     data = stat.st_size - 8 - length
     tensors = {}
     end = 0
@@ -114,9 +116,9 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
 
     try:
         header = json.loads(raw, object_pairs_hook=unique)
-    except ValueError as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: the header is not readable ({error}). Download the file again.") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: the header is a {type(header).__name__}, not a table of tensors.")

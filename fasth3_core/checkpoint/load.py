@@ -16,7 +16,7 @@ from ..weights.policy import DTYPES
 from ..weights.store import ResidentStore, shared
 from . import audio_names, names, vae_names
 from .component import Component, open_component, read_json
-from .plan import Plan
+from .kinds import Plan
 from .quant import QuantizedWeight
 from .reading import FileReader
 

@@ -4,87 +4,22 @@ The engine is the same for the transformer and both VAEs; a `Kind` holds what di
 names and shapes of a file is collected and raised once, before any allocation.
 """
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
 
 import torch
 
 from . import shapes as shape_rules
 from .dtypes import NAMES, TORCH
 from .files import Stored
+from .kinds import COMPANIONS, DROPPED, Entry, Kind, Plan, Source, join, split
 from .problems import grouped, report
-from .quant import QuantAssembly, Spec, find_specs, is_scalar
+from .quant import QuantAssembly, Spec, is_scalar
+from .quant_markers import find_specs
 from .reading import Reader
 from .rows import Assembly, Group, NormAssembly, Piece, canonical_order, cut
 
-_LEAVES = ("weight", "bias")
-"""Parts of a layer whose rows go together."""
-
-_COMPANIONS = ("weight_scale", "weight_g")
-"""Parts that are read together with the weight: the scale of a quantised one, the magnitude of weight norm."""
-
-_DROPPED = ("comfy_quant", "input_scale")
-"""Parts of a quantised layer that are no part of its weight: the marker, which is read first, and the activations'."""
-
-
-class Entry(Protocol):
-    """A canonical tensor before it is loaded."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    def nbytes(self, dtype: torch.dtype | None) -> int: ...
-
-    def load(self, reader: Reader, dtype: torch.dtype | None = None): ...
-
-
-class Source(Protocol):
-    """A component, or tensors in memory under the names of a file."""
-
-    label: str
-    tensors: Mapping[str, Stored]
-    metadata: Mapping[str, str]
-    config: Mapping[str, Any] | None
-
-    def open(self, device: torch.device | str = "cpu"): ...
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What the engine has to know about one kind of component."""
-
-    name: str
-    title: str
-    canonical_of: Callable[[str, str], str | None]
-    """(stored layer, layout) -> one of its canonical layers, or None if there is no such layer."""
-    group: Callable[[str, str], Group]
-    """(canonical layer, layout) -> the group it is in."""
-    templates: Callable[[shape_rules.Shapes], tuple[shape_rules.Template, shape_rules.Template]]
-    """Canonical names that are there, with () for what is incomplete -> (required, optional) shapes."""
-    head_dim: Callable[[str, Mapping[str, Entry], Mapping[str, Any]], int]
-    """(canonical layer, canonical entries so far, configuration) -> width of a head, for the rule "heads"."""
-    aliases: tuple[tuple[re.Pattern[str], str], ...] = ()
-    """Other spellings of stored names, replaced before anything else."""
-    ignored: frozenset[str] = frozenset()
-    """Names that files carry and nothing reads."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Canonical tensors of one component."""
-
-    kind: str
-    layout: str
-    prefix: str
-    entries: Mapping[str, Entry]
-    shapes: Mapping[str, tuple[int, ...]]
-    quantised: Mapping[str, Spec]
-    """Canonical layer -> how it is quantised."""
-    ignored: tuple[str, ...]
-    """Stored names that nothing reads."""
+_DIRECTIONS = (".weight_v", ".parametrizations.weight.original1")
+"""Ends of names that hold a weight only together with its magnitude."""
 
 
 def make_plan(source: Source, kind: Kind, layout: str, prefix: str) -> Plan:
@@ -151,7 +86,7 @@ class _Found:
         groups: dict[Group, set[str]] = {}
         for local, name in self.stored.items():
             layer, leaf = split(local)
-            if local in self.kind.ignored or leaf in _DROPPED:
+            if local in self.kind.ignored or leaf in DROPPED:
                 continue
             canonical = self.kind.canonical_of(layer, self.layout)
             if canonical is None:
@@ -164,7 +99,7 @@ class _Found:
         """Fill `entries` from every group that is complete."""
         # heads last: how wide they are is read from other tensors
         for group in sorted(self.groups, key=lambda group: group.rule == "heads"):
-            for leaf in self.groups[group].difference(_COMPANIONS):
+            for leaf in self.groups[group].difference(COMPANIONS):
                 sources = [join(layer, leaf) for layer in group.source]
                 if not all(name in self.tensors for name in sources):
                     continue
@@ -243,11 +178,11 @@ class _Found:
                 self.wrong[sources[0]] = "does not fit the tensors that it is read with"
         for local, name in self.stored.items():
             layer, leaf = split(local)
-            if name.endswith(WEIGHT_NORM_DIRECTIONS) and join(layer, "weight_g") not in self.stored:
+            if name.endswith(_DIRECTIONS) and join(layer, "weight_g") not in self.stored:
                 self.missing[join(layer, "weight_g")] = None
         for name in present - set(known):
             layer, leaf = split(name)
-            if leaf not in _COMPANIONS:
+            if leaf not in COMPANIONS:
                 sources = (join(s, leaf) for s in self.kind.group(layer, self.layout).source)
                 self.unknown += [self.stored[s] for s in sources if s in self.stored]
 
@@ -260,20 +195,6 @@ class _Found:
             *islice(wrong, 12),
             *([f"and {len(wrong) - 12} more of the wrong shape"] if len(wrong) > 12 else []),
         ]
-
-
-WEIGHT_NORM_DIRECTIONS = (".weight_v", ".parametrizations.weight.original1")
-"""Ends of names that hold a weight only together with its magnitude."""
-
-
-def split(name: str) -> tuple[str, str]:
-    """(layer, part): a name that ends in no known part is a layer of its own."""
-    layer, _, leaf = name.rpartition(".")
-    return (layer, leaf) if leaf in (*_LEAVES, *_COMPANIONS, *_DROPPED) else (name, "")
-
-
-def join(layer: str, leaf: str) -> str:
-    return f"{layer}.{leaf}" if leaf else layer
 
 
 def _bytes(reader: Reader, name: str, stored: Stored) -> bytes:

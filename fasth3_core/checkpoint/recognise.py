@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import CheckpointError
-from .plan import Source
+from .kinds import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError
-from .plan import Entry, Kind, Plan, Source, make_plan
+from .kinds import Entry, Kind, Plan, Source
+from .plan import make_plan
 from .quant import QuantizedWeight
 from .reading import MemorySource
 from .recognise import require

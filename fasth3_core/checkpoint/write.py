@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 
 from .dtypes import NAMES
-from .plan import Kind, join, split
+from .kinds import Kind, join, split
 from .quant import QuantizedWeight
 from .reading import MemoryReader
-from .rows import Assembly, canonical_order, cut, stored_order
+from .rows import Assembly, Group, canonical_order, cut, stored_order
 
 
 def restore(
@@ -36,15 +36,17 @@ def restore(
     return out
 
 
-def _restore_group(flat: Mapping[str, torch.Tensor], kind: Kind, group, leaf: str) -> dict[str, torch.Tensor]:
+def _restore_group(flat: Mapping[str, torch.Tensor], kind: Kind, group: Group, leaf: str) -> dict[str, torch.Tensor]:
     inputs = [join(layer, leaf) for layer in group.canonical]
     outputs = [join(layer, leaf) for layer in group.source]
     first = flat[inputs[0]]
     if first.ndim == 0 or (group.rule == "same" and inputs == outputs):
         return {outputs[0]: first}
     rows = first.shape[0] * len(inputs)
-    shapes = {name: Assembly(NAMES[t.dtype], tuple(t.shape), ()) for name, t in flat.items()}
-    head_dim = kind.head_dim(group.canonical[0], shapes, {}) if group.rule == "heads" else 0
+    head_dim = 0
+    if group.rule == "heads":
+        shapes = {name: Assembly(NAMES[t.dtype], tuple(t.shape), ()) for name, t in flat.items()}
+        head_dim = kind.head_dim(group.canonical[0], shapes, {})
     pieces = cut(stored_order(canonical_order(group.rule, rows, head_dim)), inputs, outputs, rows)
     reader = MemoryReader(flat, first.device)
     shape = (rows // len(outputs), *first.shape[1:])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ..checkpoint.dtypes import FLOATS, TORCH
-from ..checkpoint.plan import Entry
+from ..checkpoint.kinds import Entry
 from ..errors import ConfigError
 
 DTYPES = {

@@ -9,7 +9,7 @@ import torch
 
 from ..checkpoint.component import Component
 from ..checkpoint.dtypes import TORCH
-from ..checkpoint.plan import Entry, Plan
+from ..checkpoint.kinds import Entry, Plan
 from ..checkpoint.quant import QuantAssembly, QuantizedWeight
 from ..checkpoint.reading import FileReader
 from ..config import DiTConfig

@@ -123,6 +123,8 @@ def test_torch_archive(tmp_path):
         ({"t": [1, 2]}, "'t' is .*describes no tensor"),
         (b'{"t": 1, "t": 2}', "lists 't' twice"),
         (b"{not json", "header is not readable"),
+        (b'{"a":' * 50_000, "header is not readable"),
+        ({"__metadata__": {"step": 3}}, "no table of texts"),
         (b'{"t": "\xff\xfe"}', "header is not readable"),
     ],
 )
@@ -130,6 +132,23 @@ def test_damaged_headers(tmp_path, header, said):
     path = write(tmp_path / "a.safetensors", header, b"\0" * 16)
     with pytest.raises(CheckpointError, match=said):
         read_header(path)
+
+
+def test_any_damage_to_a_header_is_an_error_of_ours(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({f"blocks.{i}.weight": torch.zeros(3, i + 1) for i in range(4)}, path, metadata={"note": "x"})
+    whole = path.read_bytes()
+    header = 8 + struct.unpack("<Q", whole[:8])[0]
+    random = torch.Generator().manual_seed(0)
+    refused = 0
+    for _ in range(400):
+        at, value = (int(torch.randint(n, (1,), generator=random)) for n in (header, 256))
+        path.write_bytes(whole[:at] + bytes([value]) + whole[at + 1 :])
+        try:
+            read_header(path)
+        except CheckpointError:
+            refused += 1
+    assert refused > 200  # the others changed a letter of a name, or nothing
 
 
 def test_changed_while_loaded(tmp_path):
