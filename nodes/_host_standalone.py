@@ -43,7 +43,7 @@ def _indexed(device: torch.device) -> torch.device:
     """cuda -> cuda:0 (the current one), so that equal places compare equal."""
     if device.type == "cpu" or device.index is not None:
         return device
-    return torch.device(device.type, torch.accelerator.current_device_index())
+    return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
 class StandaloneHost:
@@ -81,7 +81,7 @@ class StandaloneHost:
                            ("hour", "%H"), ("minute", "%M"), ("second", "%S")):
             prefix = prefix.replace(f"%{name}%", time.strftime(code))
         wanted = self._outputs / prefix
-        if not wanted.name or not is_within(self._outputs, wanted):
+        if not is_within(self._outputs, wanted.parent):
             raise ConfigError("filename_prefix", prefix, "a name inside the output folder", "Remove '..' and '/'.")
         wanted.parent.mkdir(parents=True, exist_ok=True)
         pattern = re.compile(re.escape(wanted.name) + r"_(\d+)_\..*")

@@ -1,0 +1,68 @@
+"""A tiny model in the real file formats, and a host over plain folders, for tests of the nodes."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from comfyui_fasth3.cli.demo_bundle import write_bundle
+from comfyui_fasth3.nodes import NODES, _host
+from comfyui_fasth3.nodes._host_standalone import StandaloneHost
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory) -> SimpleNamespace:
+    """The demo's model, written once: `root` and the names that loaders know it by."""
+    root = tmp_path_factory.mktemp("bundle")
+    return SimpleNamespace(root=root, names=write_bundle(root))
+
+
+@pytest.fixture
+def folders(bundle, tmp_path) -> Path:
+    """models (shared), input and output (fresh) under one root."""
+    (tmp_path / "models").symlink_to(bundle.root / "models")
+    shutil.copytree(bundle.root / "input", tmp_path / "input")
+    (tmp_path / "output").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def host(folders):
+    host = StandaloneHost(folders / "models", folders / "input", folders / "output")
+    _host.use(host)
+    yield host
+    _host.use(None)
+
+
+@pytest.fixture
+def run(host):
+    """run("FastH3EmptyLatent", width=64, ...) -> NodeOutput, through the node API as ComfyUI calls it."""
+    classes = {cls.GET_SCHEMA().node_id: cls for cls in NODES}
+
+    def run(node_id, hidden=None, **inputs):
+        clone = classes[node_id].PREPARE_CLASS_CLONE({"hidden_inputs": hidden or {}})
+        return clone.EXECUTE_NORMALIZED(**inputs)
+
+    return run
+
+
+@pytest.fixture
+def model(run, bundle):
+    return run("FastH3LoadModel", model_name=bundle.names.model, contract="auto", dtype="fp32").args[0]
+
+
+@pytest.fixture
+def vae(run, bundle):
+    names = bundle.names
+    return run("FastH3LoadVAE", video_vae=names.video_vae, audio_vae=names.audio_vae, dtype="auto").args[0]
+
+
+@pytest.fixture
+def positive(run, bundle):
+    return run("FastH3LoadPromptEmbeds", file=bundle.names.prompt).args[0]
+
+
+@pytest.fixture
+def latent(run):
+    """5 frames of 64x64."""
+    return run("FastH3EmptyLatent", width=64, height=64, seconds=0.2).args[0]
