@@ -12,10 +12,11 @@ from ..device import flash_varlen_why_not
 from .lists import ListedTokens
 from .varlen import attend_varlen
 
-_BYTES = {"cuda": 1 << 30, "cpu": 16 << 20}
-"""Default budget for gathered keys and values by device type. On a CPU they should stay near its cache."""
+_CUDA_BYTES, _CPU_BYTES, _OTHER_BYTES = 1 << 30, 16 << 20, 256 << 20
+"""Default budgets for gathered keys and values. On a CPU they should stay near its cache."""
 
-_OTHER_BYTES = 256 << 20
+_CUDA_SHARE = 1 / 16
+"""Of a CUDA device's memory, at most."""
 
 _LISTS_PER_MULTIPROCESSOR = 2
 """Query tiles that a CUDA multiprocessor attends to at once; a batch that is no multiple leaves some of them idle."""
@@ -29,8 +30,8 @@ def block_sparse_attention_eager(q_MHD, k_SHD, v_SHD, offsets_N1, index_HVK, cou
     varlen = flash_varlen_why_not(device, q_MHD.dtype, D) is None
     lists = ListedTokens(offsets_N1, index_HVK, count_HV, split=varlen)
     attend = attend_varlen if varlen else _attend_masked
-    budget = byte_budget or _BYTES.get(device.type, _OTHER_BYTES)
-    fit = budget // (max(1, lists.lengths.max().item()) * 2 * D * q_MHD.element_size())
+    bytes_per_list = max(1, lists.lengths.max().item()) * 2 * D * q_MHD.element_size()
+    fit = (byte_budget or _default_budget(device)) // bytes_per_list
     out = torch.empty_like(q_MHD) if out is None else out
     packed_heads = None
     for heads, tiles in lists.batches(fit, _wave(device)):
@@ -42,6 +43,12 @@ def block_sparse_attention_eager(q_MHD, k_SHD, v_SHD, offsets_N1, index_HVK, cou
         q_hRD = q_MHD[rows, heads].transpose(0, 1)
         out[rows, heads] = attend(q_hRD, shared_kv, listed_kv, lists, heads, tiles).transpose(0, 1)
     return out
+
+
+def _default_budget(device: torch.device) -> int:
+    if device.type == "cuda":
+        return min(_CUDA_BYTES, int(torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE))
+    return _CPU_BYTES if device.type == "cpu" else _OTHER_BYTES
 
 
 def _wave(device: torch.device) -> int:

@@ -4,17 +4,18 @@ H heads, V video tiles, K listed tiles, N tiles; a batch is h heads x n query ti
 """
 
 import math
-from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 
 _MOST_HEADS = 4
 """Of a batch that does not have all query tiles of its heads."""
 
 
 class ListedTokens:
-    """Tile lists with what the host must know of them. Reads the device once, when built."""
+    """Tile lists with what the host must know of them, cut into batches. Reads the device once, when built."""
 
     def __init__(self, offsets_N1: torch.Tensor, index_HVK: torch.Tensor, count_HV: torch.Tensor, split: bool):
         """`split`: leave the prefix out of the lists (`shared` tells) if each has all of it and something else."""
@@ -41,7 +42,7 @@ class ListedTokens:
         self._first_HVK = offsets_N1[index_HVK[..., first:].clamp(min=0)] - self.shared
         self._rows = bounds[-1] - self.shared
 
-    def batches(self, fit: int, wave: int) -> Iterator[tuple[slice, slice]]:
+    def batches(self, fit: int, wave: int) -> list[tuple[slice, slice]]:
         """(heads, query tiles) of at most `fit` lists, in few rounds of `wave` lists that the device runs at once.
 
         Few heads at a time: their keys are read again and again, and should stay in cache.
@@ -59,9 +60,11 @@ class ListedTokens:
             return batches * -(-h * n // wave), batches
 
         h, n = min(shapes, key=cost)
-        for head in range(0, H, h):
-            for tile in range(0, V, n):
-                yield slice(head, min(head + h, H)), slice(tile, min(tile + n, V))
+        return [
+            (slice(head, min(head + h, H)), slice(tile, min(tile + n, V)))
+            for head in range(0, H, h)
+            for tile in range(0, V, n)
+        ]
 
     def query_rows(self, tiles: slice) -> slice:
         return slice(self._video_bounds[tiles.start], self._video_bounds[tiles.stop])
@@ -77,36 +80,40 @@ class ListedTokens:
         Returns:
             [total granules] int32, [B + 1] int32.
         """
-        sizes_BK, first_BK = self._runs(heads, tiles)
-        sizes = (sizes_BK // self.granule).flatten()
+        sizes_HVK, totals_HV, shift_HVK = self._granules
+        totals_B = totals_HV[heads, tiles].flatten()
+        starts_B1 = F.pad(totals_B.cumsum(0, dtype=torch.int32), (1, 0))
+        head_h = torch.arange(heads.stop - heads.start, device=totals_B.device, dtype=torch.int32)
+        place_hn = starts_B1[:-1].view(len(head_h), -1) - (head_h * (self._rows // self.granule))[:, None]
+        shift = (shift_HVK[heads, tiles] - place_hn[..., None]).flatten()
         total = int(self.lengths[heads, tiles].sum()) // self.granule
-        ends = sizes.cumsum(0, dtype=torch.int32)
-        shift = first_BK.flatten() // self.granule - (ends - sizes)
-        run_of_row = torch.repeat_interleave(sizes, output_size=total)
-        rows = shift.index_select(0, run_of_row).add_(torch.arange(total, device=ends.device, dtype=torch.int32))
-        starts = torch.cat([ends.new_zeros(1), ends.view(sizes_BK.shape)[:, -1]])
-        return rows, starts * self.granule
+        run_of_row = torch.repeat_interleave(sizes_HVK[heads, tiles].flatten(), output_size=total)
+        rows = shift.index_select(0, run_of_row).add_(torch.arange(total, device=shift.device, dtype=torch.int32))
+        return rows, starts_B1 * self.granule
 
     def padded(self, heads: slice, tiles: slice, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens of a key buffer of h heads, [B, width], each list packed to the front, and which are of the list.
 
         A token after a list's end repeats its last one, so nothing outside the list is read.
         """
-        sizes_BK, first_BK = self._runs(heads, tiles)
-        ends_BK = sizes_BK.cumsum(-1, dtype=torch.int32)
+        sizes_hnK, first_hnK = self._sizes_HVK[heads, tiles], self._first_HVK[heads, tiles]
+        head_h = torch.arange(first_hnK.shape[0], device=first_hnK.device, dtype=torch.int32)
+        ends_hnK = sizes_hnK.cumsum(-1, dtype=torch.int32)
+        shift_hnK = first_hnK + (head_h * self._rows)[:, None, None] - (ends_hnK - sizes_hnK)
+        ends_BK, shift_BK = ends_hnK.flatten(0, 1), shift_hnK.flatten(0, 1)
         last_B1 = ends_BK[:, -1:]
         place = torch.arange(width, device=ends_BK.device, dtype=torch.int32)
         place_BW = torch.minimum(place, (last_B1 - 1).clamp_(min=0))
         run_BW = torch.searchsorted(ends_BK, place_BW, right=True).clamp_(max=ends_BK.shape[-1] - 1)
-        shift_BK = first_BK - (ends_BK - sizes_BK)
         return shift_BK.gather(-1, run_BW) + place_BW, place < last_B1
 
-    def _runs(self, heads: slice, tiles: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Length and first row of every listed tile: [B, K] each."""
-        first_hnK = self._first_HVK[heads, tiles]
-        head_h = torch.arange(first_hnK.shape[0], device=first_hnK.device, dtype=torch.int32)
-        first_hnK = first_hnK + (head_h * self._rows)[:, None, None]
-        return self._sizes_HVK[heads, tiles].flatten(0, 1), first_hnK.flatten(0, 1)
+    @cached_property
+    def _granules(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """In granules: length of each listed tile, of each list, and (first row - place in its list) of each tile."""
+        sizes_HVK = self._sizes_HVK // self.granule
+        ends_HVK = sizes_HVK.cumsum(-1, dtype=torch.int32)
+        shift_HVK = (self._first_HVK // self.granule).sub_(ends_HVK).add_(sizes_HVK)
+        return sizes_HVK, ends_HVK[..., -1], shift_HVK
 
 
 def _even(total: int, limit: int) -> int:

@@ -19,8 +19,9 @@ def tile_mean_eager(x_SHD, offsets_N1, tile_size):
     for a in range(0, N, step):
         sizes = sizes_N[a : a + step]
         rows_nE = starts_N[a : a + step, None] + slot_E
-        x_nEHD = x_SHD.index_select(0, rows_nE.clamp_(max=S - 1).flatten()).view(-1, tile_size, H, D)
-        x_nEHD.masked_fill_((slot_E >= sizes[:, None])[:, :, None, None], 0)
-        sum_nHD = x_nEHD.sum(dim=1, dtype=torch.float32)
+        x = x_SHD.index_select(0, rows_nE.clamp_(max=S - 1).flatten()).flatten(1)
+        wide = x.view(torch.int64) if x.shape[1] * x.element_size() % 8 == 0 else x  # fewer, wider elements to zero
+        wide.masked_fill_((slot_E >= sizes[:, None]).view(-1, 1), 0)
+        sum_nHD = x.view(-1, tile_size, H, D).sum(dim=1, dtype=torch.float32)
         out_HND[:, a : a + step] = (sum_nHD / sizes[:, None, None]).transpose(0, 1)
     return out_HND

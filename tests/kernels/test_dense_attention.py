@@ -1,0 +1,24 @@
+"""Mirrors kernels/dense_attention/."""
+
+import pytest
+import torch
+from comfyui_fasth3.kernels.dense_attention import dense_attention
+
+from .vsa_cases import fused, relative_error
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager"])
+def test_matches_the_formula_on_strided_views(backend):
+    q, k, v = fused(77, 3, 40)
+    q = q[:13]
+    weights = (torch.einsum("mhd,shd->hms", q.double(), k.double()) / 40**0.5).softmax(-1)
+    expected = torch.einsum("hms,shd->mhd", weights, v.double())
+    out = dense_attention(q, k, v, backend=backend)
+    assert out.shape == q.shape
+    assert relative_error(out, expected) <= 1e-6 < relative_error(out * 1.01, expected)
+
+
+def test_reference_is_fp32_inside():
+    q, k, v = fused(50, 2, 16, torch.bfloat16)
+    exact = dense_attention(q.float(), k.float(), v.float(), backend="reference")
+    assert torch.equal(dense_attention(q, k, v, backend="reference"), exact.bfloat16())
