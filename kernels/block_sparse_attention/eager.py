@@ -13,7 +13,8 @@ from .lists import ListedTokens
 from .varlen import attend_varlen
 
 _CUDA_BYTES, _CPU_BYTES, _OTHER_BYTES = 1 << 30, 16 << 20, 256 << 20
-"""Default budgets for gathered keys and values. On a CPU they should stay near its cache."""
+"""Default budgets for gathered keys and values. CUDA: this or one full round of lists, whichever is more. On a CPU they
+should stay near its cache."""
 
 _CUDA_SHARE = 1 / 16
 """Of a CUDA device's memory, at most."""
@@ -31,7 +32,7 @@ def block_sparse_attention_eager(q_MHD, k_SHD, v_SHD, offsets_N1, index_HVK, cou
     lists = ListedTokens(offsets_N1, index_HVK, count_HV, split=varlen)
     attend = attend_varlen if varlen else _attend_masked
     bytes_per_list = max(1, lists.lengths.max().item()) * 2 * D * q_MHD.element_size()
-    fit = (byte_budget or _default_budget(device)) // bytes_per_list
+    fit = (byte_budget or _default_budget(device, bytes_per_list)) // bytes_per_list
     out = torch.empty_like(q_MHD) if out is None else out
     packed_heads = None
     for heads, tiles in lists.batches(fit, _wave(device)):
@@ -45,9 +46,10 @@ def block_sparse_attention_eager(q_MHD, k_SHD, v_SHD, offsets_N1, index_HVK, cou
     return out
 
 
-def _default_budget(device: torch.device) -> int:
+def _default_budget(device: torch.device, bytes_per_list: int) -> int:
     if device.type == "cuda":
-        return min(_CUDA_BYTES, int(torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE))
+        most = int(torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE)
+        return min(most, max(_CUDA_BYTES, bytes_per_list * _wave(device)))
     return _CPU_BYTES if device.type == "cpu" else _OTHER_BYTES
 
 

@@ -4,9 +4,10 @@ import torch
 
 from ..device import Case
 from ..registry import Impl, register, resolve
+from .eager import tile_topk_eager, tile_topk_threshold
 from .reference import tile_topk_reference
 
-__all__ = ["tile_topk", "tile_topk_reference"]
+__all__ = ["tile_topk", "tile_topk_eager", "tile_topk_reference", "tile_topk_threshold"]
 
 
 def tile_topk(
@@ -42,4 +43,5 @@ def check(scores: torch.Tensor, num_prefix: int, kept: int, mode: str) -> None:
         raise ValueError(f"tile_topk: mode={mode!r}, expected 'exempt' or 'compete'")
 
 
+register(Impl(op="tile_topk", name="eager", rank=50, load=lambda: tile_topk_eager))
 register(Impl(op="tile_topk", name="reference", rank=100, load=lambda: tile_topk_reference))

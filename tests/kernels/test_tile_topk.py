@@ -1,11 +1,14 @@
 """Mirrors kernels/tile_topk/: an exact contract, so everything is compared exactly."""
 
+from functools import partial
+
 import pytest
 import torch
 from comfyui_fasth3.kernels.registry import names
-from comfyui_fasth3.kernels.tile_topk import tile_topk
+from comfyui_fasth3.kernels.tile_topk import tile_topk, tile_topk_threshold
 
-BACKENDS = names("tile_topk")
+FUNCTIONS = {name: partial(tile_topk, backend=name) for name in names("tile_topk")} | {"threshold": tile_topk_threshold}
+each_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 
 
 def by_definition(scores, num_prefix, kept, mode):
@@ -19,32 +22,32 @@ def by_definition(scores, num_prefix, kept, mode):
     return torch.tensor(rows, dtype=torch.int32).view(*scores.shape[:2], -1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_function
 @pytest.mark.parametrize("mode", ["exempt", "compete"])
 @pytest.mark.parametrize(("P", "V", "kept"), [(5, 40, 4), (0, 7, 7), (3, 1, 1), (11, 66, 7), (2, 33, 1)])
 @pytest.mark.parametrize("levels", [2, 5, 10**6], ids=lambda n: f"{n}-levels")
-def test_matches_the_definition_with_ties(levels, P, V, kept, mode, backend):
+def test_matches_the_definition_with_ties(levels, P, V, kept, mode, function):
     scores = torch.randint(-levels, levels, (3, V, P + V)) / 8
-    index, count = tile_topk(scores, P, kept, mode, backend=backend)
+    index, count = function(scores, P, kept, mode)
     assert index.dtype == count.dtype == torch.int32
     assert torch.equal(index, by_definition(scores, P, kept, mode))
     assert torch.equal(count, torch.full((3, V), P + kept, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_scores_keep_the_lower_tiles(backend):
+@each_function
+def test_equal_scores_keep_the_lower_tiles(function):
     scores = torch.zeros(1, 600, 604)
     scores[..., 1::2] = -0.0  # equal to 0.0
-    index, _ = tile_topk(scores, 4, 9, "exempt", backend=backend)
+    index, _ = function(scores, 4, 9, "exempt")
     assert torch.equal(index, torch.arange(13, dtype=torch.int32).expand(1, 600, 13))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_not_a_number_still_gives_whole_lists(backend):
+@each_function
+def test_not_a_number_still_gives_whole_lists(function):
     scores = torch.randn(1, 8, 10)
     scores[0, 3, 7] = float("nan")
     scores[0, 4] = float("nan")
-    index, _ = tile_topk(scores, 2, 3, "exempt", backend=backend)
+    index, _ = function(scores, 2, 3, "exempt")
     assert 7 in index[0, 3] and index[0, 4].tolist() == [0, 1, 2, 3, 4]
 
 
