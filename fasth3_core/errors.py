@@ -26,4 +26,4 @@ class ContractError(FastH3Error):
 
 
 class Interrupted(Exception):
-    """The caller's `check_interrupt` asked to stop. Never caught by this package: state is released, then it passes on."""
+    """The caller's `check_interrupt` asked to stop. Never caught here: what the run held is released as it passes."""

@@ -147,6 +147,7 @@ def num_parameters(config: DiTConfig) -> int:
     block = refiner_block + 18 * C * (adaln_in + 1) + config.has_gates * inner * C
     rows = config.video_row_dim + config.audio_in_channels
     patches = rows * C + 2 * C + config.output_heads * rows * (C + 1)
-    time = config.time_embed_hidden_dim * (config.freq_dim + 1) + config.time_embed_dim * (config.time_embed_hidden_dim + 1)
+    time_hidden = config.time_embed_hidden_dim
+    time = time_hidden * (config.freq_dim + 1) + config.time_embed_dim * (time_hidden + 1)
     rest = patches + C * (config.text_dim + 1) + time * (config.adaln != "curve") + 2 * C + 2 * C * (adaln_in + 1)
     return config.num_layers * block + config.num_refiner_layers * refiner_block + rest

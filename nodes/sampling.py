@@ -16,6 +16,7 @@ from ..fasth3_core.sampling.settings import GRIDS, RunSettings, resolve
 from . import _conditioning, _host, _latents
 from ._host import io
 from ._types import CATEGORY, Model, Offload, Report, Vsa
+from ._ui import tell
 
 log = logging.getLogger("fasth3")
 
@@ -77,7 +78,7 @@ class FastH3Sampler(io.ComfyNode):
             latent_width=video.shape[4], audio_latents=audio.shape[3], seed=seed,
         )
         # everything that can be wrong is found here, before other models are sent away and weights are read
-        request.check(model.config)
+        request.check(model)
         settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
 
         device = host.device()
@@ -87,10 +88,8 @@ class FastH3Sampler(io.ComfyNode):
             model, request, device=device, vsa=vsa, grid=grid, shift_video=shift_video, shift_audio=shift_audio,
             check_interrupt=host.check_interrupt, on_step=_step_shower(host, settings.video.num_forwards),
         )
-        text = result.report.to_text()
-        log.info("FastH3 Sampler:\n%s", text)
-        host.show_text(cls.hidden.unique_id, text)
-        return io.NodeOutput(_latents.join(result.video, result.audio), result.report, ui={"text": (text,)})
+        ui = tell(cls, result.report.to_text())
+        return io.NodeOutput(_latents.join(result.video, result.audio), result.report, ui=ui)
 
 
 def _working_bytes(model: H3Model, request: Request, settings: RunSettings, device: torch.device) -> int:

@@ -15,6 +15,7 @@ from ...kernels.segments import Segments
 from ..packing.layout import PackedLayout
 from . import blocks
 from .handle import WeightStore
+from .head_bank import Bank, Heads, heads_of_steps
 from .linear import linear
 from .ops import TokenOps
 from .time import NUM_MODALITIES, adaln_features, block_table, final_table
@@ -75,6 +76,8 @@ class Prepared:
     """[block][step] -> [3 M, 6, C]."""
     final: tuple[torch.Tensor, ...]
     """[step] -> [M, 2, C]."""
+    heads: tuple[Heads, ...]
+    """[step] -> output projections."""
     gated: tuple[bool, ...]
     """Per block: whether its gate projection runs. A gate of zeros contributes nothing and is skipped."""
 
@@ -90,6 +93,7 @@ def prepare(
     ops: TokenOps,
     check_interrupt: Callable[[], None],
     use_gates: bool,
+    bank: Bank | None = None,
 ) -> Prepared:
     """Refine the text, embed the conditions, and build the rotary and all AdaLN tables.
 
@@ -99,6 +103,7 @@ def prepare(
         condition_rows: fp32 rows, one tensor for each of `layout.conditions`, already mixed with their noise.
         ops: what `resolve_token_ops` decided for this run.
         use_gates: whether the attention takes a gate.
+        bank: of a student with several output heads.
     """
     config, top = store.config, store.top()
     dtype = store.dtype
@@ -127,6 +132,7 @@ def prepare(
         steps=tuple(steps),
         tables=tuple(tables),
         final=tuple(final_table(f, top) for f in features),
+        heads=heads_of_steps(top, bank, store.head_form, len(steps)),
         gated=tuple(gated),
     )
 
@@ -159,8 +165,9 @@ def velocity(
         )
         pace.wait()
     top, final = store.top(), prepared.final[step]
-    v_video = _head(x[layout.video.start :], top, final[rows.video_row], "video")
-    v_audio = _head(x[layout.audio.start : layout.audio.stop], top, final[rows.audio_row], "audio")
+    norm, heads = top["final_layer.norm.weight"], prepared.heads[step]
+    v_video = _head(x[layout.video.start :], norm, final[rows.video_row], heads["video"])
+    v_audio = _head(x[layout.audio.start : layout.audio.stop], norm, final[rows.audio_row], heads["audio"])
     return v_video, v_audio
 
 
@@ -181,11 +188,12 @@ def _embed(top: blocks.Weights, rows: torch.Tensor, stream: str, dtype: torch.dt
     return linear(rows.float(), weight, bias).to(dtype)
 
 
-def _head(x: torch.Tensor, top: blocks.Weights, table: torch.Tensor, stream: str) -> torch.Tensor:
+def _head(
+    x: torch.Tensor, norm: torch.Tensor, table: torch.Tensor, head: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
     """Output norm and head of one target, fp32."""
     shift, scale = table.float()
-    weight, bias = top[f"final_layer.{stream}_out.weight"], top[f"final_layer.{stream}_out.bias"]
-    norm = top["final_layer.norm.weight"]
+    weight, bias = head
     out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
     for start in range(0, x.shape[0], _OUT_ROWS):
         normed = F.rms_norm(x[start : start + _OUT_ROWS], norm.shape, norm, blocks.EPS).float()

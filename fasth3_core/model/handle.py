@@ -16,6 +16,10 @@ class WeightStore(Protocol):
     config: DiTConfig
 
     @property
+    def head_form(self) -> str:
+        """How a bank of output heads is stored; see `head_bank.FORMS`."""
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the residual stream, once materialised."""
 

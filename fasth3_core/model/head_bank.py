@@ -5,10 +5,45 @@ steps, and its velocity is the average of their heads, weighted by the sigma tha
 grid. A linear head commutes with that average, so the bank collapses to one small matrix a forward and stream.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 
 FORMS = ("absolute", "residual")
 """How a file stores the bank: every head itself (diffusers), or head 0 and the differences to it (single-file)."""
+
+STREAMS = ("video", "audio")
+
+
+@dataclass(frozen=True)
+class Bank:
+    """How the fine steps of a bank are spread over the forwards of a run."""
+
+    fine_sigmas: Mapping[str, torch.Tensor]
+    """Stream -> [heads + 1], from noise to 0."""
+    per_forward: int
+
+
+Heads = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+"""Stream -> weight [out, in] and bias [out] of its output projection."""
+
+
+def heads_of_steps(top: Mapping[str, torch.Tensor], bank: Bank | None, form: str, forwards: int) -> tuple[Heads, ...]:
+    """The output projections of every forward; without a bank they are the same for all.
+
+    Args:
+        top: weights outside the blocks.
+        form: how the weights store the bank, see FORMS.
+    """
+    stored = {s: (top[f"final_layer.{s}_out.weight"], top[f"final_layer.{s}_out.bias"]) for s in STREAMS}
+    if bank is None:
+        return (stored,) * forwards
+    n = bank.per_forward
+    return tuple(
+        {s: collapse(*stored[s], bank.fine_sigmas[s], i * n, (i + 1) * n, form) for s in STREAMS}
+        for i in range(forwards)
+    )
 
 
 def collapse(

@@ -99,6 +99,11 @@ class PackedLayout:
         return self.segments[-2]
 
     @property
+    def prefix_runs(self) -> tuple[int, ...]:
+        """Like `prefix`, but with every condition on its own and in packed order: how head-bank students tile it."""
+        return (self.prefix[0], *(s.stop - s.start for s in (*self.conditions, self.audio)))
+
+    @property
     def conditions(self) -> tuple[Segment, ...]:
         """Condition segments in packed order, visual and sound."""
         return tuple(s for s in self.segments[:-2] if s.clock in ("condition", "clean"))

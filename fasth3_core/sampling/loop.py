@@ -73,7 +73,7 @@ def sample(
             returned values that are not finite.
     """
     device = torch.device(device)
-    warnings = request.check(model.config)
+    warnings = request.check(model)
     settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task, schedules)
     layout = request.layout()
     dtype = model.store.dtype_on(device)
@@ -82,7 +82,8 @@ def sample(
     if settings.vsa is not None:
         ops = resolve_ops(settings.vsa.backend, replace(case, tile_size=settings.vsa.tile_size))
         attend = attend or partial(sparse_attention, ops=ops)
-        plan = tile_plan(layout.prefix, layout.grid, settings.vsa.tile_size, device)
+        prefix = layout.prefix_runs if settings.bank else layout.prefix
+        plan = tile_plan(prefix, layout.grid, settings.vsa.tile_size, device)
     token_ops = resolve_token_ops("auto" if settings.vsa is None else settings.vsa.backend, case)
     report = new_report(model, request, layout, plan, settings, warnings, dtype)
 
@@ -102,7 +103,7 @@ def sample(
         order = None if plan is None else plan.order
         prepared = dit.prepare(
             model.store, layout, order, request.text_states[0], drawn.condition_rows, steps, device,
-            token_ops, check_interrupt, use_gates=plan is not None,
+            token_ops, check_interrupt, use_gates=plan is not None, bank=settings.bank,
         )
         report.seconds["prepare"] = _lap(started, device)
 

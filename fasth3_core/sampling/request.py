@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..config import PATCH, DiTConfig
+from ..config import PATCH
 from ..errors import ContractError, GeometryError
+from ..model.handle import H3Model
 from ..packing.geometry import FPS, LATENT_PIXELS, TRAINED_FRAMES, audio_latents, frames_of_latents
 from ..packing.layout import Keyframe, PackedLayout, Reference, build_layout
 from .noise import Condition
@@ -60,8 +61,9 @@ class Request:
             self.keyframes, self.references,
         )
 
-    def check(self, config: DiTConfig) -> list[str]:
+    def check(self, model: H3Model) -> list[str]:
         """Raise on what the model cannot take; return warnings for what it can but was not trained on."""
+        config = model.config
         states = self.text_states
         if states.ndim != 3 or states.shape[0] != 1:
             raise ContractError(
@@ -87,6 +89,11 @@ class Request:
         if self.audio_latents != expected:
             raise GeometryError(
                 f"{self.audio_latents} audio latents for {frames} frames: {frames / FPS:.3f} s of sound has {expected}."
+            )
+        if model.contract.fine_steps and any(ref.kind in ("video", "video_audio") for ref in self.references):
+            raise ContractError(
+                f"contract '{model.contract.name}' tiles every reference video as a region of its own, which is not "
+                "supported. Use pictures and sound as references, or another student."
             )
         shortest, longest = TRAINED_FRAMES
         if shortest <= frames <= longest:

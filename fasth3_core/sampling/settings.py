@@ -6,6 +6,7 @@ from ..config import VSAConfig
 from ..contracts import Contract
 from ..errors import ConfigError, ContractError
 from ..model.handle import H3Model
+from ..model.head_bank import Bank
 from . import schedule
 from .schedule import Schedule
 
@@ -19,6 +20,8 @@ class RunSettings:
     vsa: VSAConfig | None
     """Resolved; None attends densely, without gates."""
     departures: tuple[str, ...]
+    bank: Bank | None = None
+    """Of a student with several output heads."""
 
 
 def resolve(
@@ -46,12 +49,14 @@ def resolve(
     if schedules is None:
         video, audio, departures = _schedules(contract, grid, shift_video, shift_audio)
     else:
+        if contract.fine_steps:
+            raise ContractError(f"contract '{contract.name}': its heads belong to its own grid, not to given sigmas.")
         (video, audio), departures = schedules, ["explicit sigmas instead of the contract's"]
     if task not in contract.tasks:
         kind = {"fl2va": "keyframes", "ref2va": "references"}.get(task, task)
         departures.append(f"{kind}: {contract.about} was distilled for {', '.join(contract.tasks)} only")
     sparse, said = _sparse(model, vsa)
-    return RunSettings(video, audio, sparse, (*departures, *said))
+    return RunSettings(video, audio, sparse, (*departures, *said), _bank(contract, shift_video, shift_audio))
 
 
 def _schedules(
@@ -71,6 +76,17 @@ def _schedules(
             departures.append(f"{name} {given:g} instead of {own:g}")
     video, audio = (schedule.shifted(base, shift, contract.max_time) for shift in shifts)
     return video, audio, departures
+
+
+def _bank(contract: Contract, shift_video: float, shift_audio: float) -> Bank | None:
+    if not contract.fine_steps:
+        return None
+    fine = schedule.bank_base(contract.fine_steps, contract.fine_steps + 1, contract.max_time)
+    shifts = {"video": shift_video or contract.shift_video, "audio": shift_audio or contract.shift_audio}
+    return Bank(
+        {stream: schedule.shifted(fine, shift, contract.max_time).sigmas for stream, shift in shifts.items()},
+        per_forward=contract.fine_steps // (contract.points - 1),
+    )
 
 
 def _base(contract: Contract, grid: str):

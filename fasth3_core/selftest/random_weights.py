@@ -31,6 +31,7 @@ def random_transformer(
     time_embed_dim: int,
     rope_freq_dim: int,
     gates: bool = True,
+    output_heads: int = 1,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -76,6 +77,6 @@ def random_transformer(
         block(f"blocks.{i}.", gated=gates, modulated=True)
     put("final_layer.norm.weight", hidden_size, scale=0.1, offset=1.0)
     linear("final_layer.adaln_proj.linear", 2 * hidden_size, time_embed_dim, bias=True, gain=0.3)
-    linear("final_layer.video_out", 96, hidden_size, bias=True)
-    linear("final_layer.audio_out", 32, hidden_size, bias=True)
+    linear("final_layer.video_out", output_heads * 96, hidden_size, bias=True)
+    linear("final_layer.audio_out", output_heads * 32, hidden_size, bias=True)
     return tensors

@@ -11,6 +11,8 @@ from ..config import DiTConfig
 class TensorStore:
     """A weight store over a dict of canonical tensors, all on one device and in their final dtypes."""
 
+    head_form = "residual"
+
     def __init__(self, tensors: Mapping[str, torch.Tensor], overrides: Mapping[str, object] | None = None) -> None:
         """Raises CheckpointError if the tensors are not a whole transformer."""
         self.config = DiTConfig.from_shapes({name: tuple(t.shape) for name, t in tensors.items()}, overrides)

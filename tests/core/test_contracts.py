@@ -28,6 +28,7 @@ def model(name, **kwargs):
         (dict(has_gates=False), None, "base"),
         (dict(num_layers=42), True, "compact"),
         (dict(num_layers=42, adaln="rank", adaln_rank=16), False, "trim-8"),
+        (dict(output_heads=32), False, "omniref-8"),
     ],
 )
 def test_auto_knows_from_the_tensors(kwargs, gates_zero, name):
@@ -76,6 +77,8 @@ def test_bad_records_are_refused(change, message):
         ("v2-8", {}, True, "every gate of the model is zero"),
         ("base", {}, False, "the model has trained VSA gates"),
         ("nonsense", {}, False, "contract='nonsense'"),
+        ("preview-4", dict(output_heads=32), False, "has 1 output heads, the model 32"),
+        ("omniref-8", {}, False, "has 32 output heads, the model 1"),
     ],
 )
 def test_a_named_contract_must_fit(name, kwargs, gates_zero, message):
@@ -85,7 +88,7 @@ def test_a_named_contract_must_fit(name, kwargs, gates_zero, message):
 
 def test_contract_run_has_no_departures():
     for name, contract in CONTRACTS.items():
-        settings = resolve(model(name, has_gates=contract.sparse))
+        settings = resolve(model(name, has_gates=contract.sparse, output_heads=max(1, contract.fine_steps)))
         assert settings.departures == ()
         assert settings.video.num_forwards == settings.audio.num_forwards == contract.points - 1
         assert (settings.vsa is None) == (not contract.sparse)
@@ -111,6 +114,7 @@ def test_every_departure_is_said():
         (lambda: resolve(model("compact"), VSAConfig()), "all its gates are zero"),
         (lambda: resolve(model("base", has_gates=False), grid="trained"), "no published rungs"),
         (lambda: resolve(model("preview-4"), grid="karras"), "grid='karras'"),
+        (lambda: resolve(model("omniref-8", output_heads=32), grid="trained"), "its heads belong to its own grid"),
         (lambda: resolve(model("preview-4"), shift_video=-1.0), "shift_video=-1.0"),
         (lambda: resolve(model("preview-4"), VSAConfig(dense_layers=(50,))), r"dense_layers=\[50\].*0 to 49"),
     ],

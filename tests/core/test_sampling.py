@@ -16,6 +16,7 @@ from comfyui_fasth3.fasth3_core.packing.rows import patchify
 from comfyui_fasth3.fasth3_core.sampling.loop import sample
 from comfyui_fasth3.fasth3_core.sampling.noise import Condition, draw
 from comfyui_fasth3.fasth3_core.sampling.request import Request
+from comfyui_fasth3.fasth3_core.sampling.settings import resolve
 from comfyui_fasth3.fasth3_core.weights.tensors import TensorStore
 from comfyui_fasth3.kernels.registry import BackendUnavailable
 
@@ -187,6 +188,31 @@ def test_keyframes_and_references_change_the_result_and_are_said():
         out = run(r=request(**changes))
         assert (out.video - plain.video).abs().max() > 1e-3
         assert out.report.departures[0].startswith(word)
+
+
+def test_head_bank_runs_as_its_own_average():
+    """A bank whose heads are all the same is the single-head student on the bank's grid."""
+    bank, single = tiny_tensors(output_heads=32), tiny_tensors()
+    for name in ("final_layer.video_out", "final_layer.audio_out"):
+        for leaf in ("weight", "bias"):
+            head = single[f"{name}.{leaf}"]
+            rest = torch.zeros(31 * head.shape[0], *head.shape[1:])
+            bank[f"{name}.{leaf}"] = torch.cat([head, rest])  # the differences to head 0
+    omni = H3Model(TensorStore(bank).config, CONTRACTS["omniref-8"], TensorStore(bank), "bank")
+    out = run(omni, request(references=[Reference("image", torch.randn(1, 24, 1, 4, 6))]))
+    assert len(out.report.steps) == 8 and out.report.departures == []
+    settings = resolve(omni)
+    plain = H3Model(TensorStore(single).config, CONTRACTS["preview-4"], TensorStore(single), "single")
+    other = sample(plain, request(), device="cpu", schedules=(settings.video, settings.audio),
+                   vsa=VSAConfig(tile_size=128))
+    torch.testing.assert_close(run(omni).video, other.video, rtol=0, atol=2e-5)
+
+
+def test_head_bank_refuses_reference_videos_before_the_weights():
+    store = tiny_store(output_heads=32)
+    omni = H3Model(store.config, CONTRACTS["omniref-8"], store, "bank")
+    with pytest.raises(ContractError, match="every reference video as a region of its own"):
+        run(omni, request(references=[Reference("video", torch.randn(1, 24, 2, 4, 6))]))
 
 
 def test_values_that_are_not_finite_stop_the_run():

@@ -1,0 +1,28 @@
+"""Mirrors cli/plan.py."""
+
+import json
+
+from comfyui_fasth3.cli import main
+
+
+def test_released_sizes(capsys):
+    assert main(["plan", "--seconds", "5", "--text-tokens", "300"]) == 0
+    out = capsys.readouterr().out
+    assert "contract preview-4" in out and "38,010 tokens" in out and "65.29 GiB" in out
+
+
+def test_json_and_another_contract(capsys):
+    assert main(["plan", "--contract", "base", "--frames", "362", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["frames"], result["forwards"], result["tile_size"]) == (362, 49, None)
+
+
+def test_bad_requests_are_one_line(capsys):
+    for arguments, message in (
+        (["--height", "720"], "Nearest: 704 or 736"),
+        (["--frames", "120"], "Nearest: 107 or 124"),
+        (["--contract", "quick"], "contract='quick'"),
+        (["nowhere.safetensors"], "does not exist"),
+    ):
+        assert main(["plan", *arguments]) == 1
+        assert message in capsys.readouterr().err
