@@ -153,10 +153,9 @@ async function main(context) {
     result.run = await run(page);
     const id = result.run.detail?.prompt_id;
     if (id) result.outputs = (await (await context.request.get(`${job.server}/history/${id}`)).json())[id]?.outputs;
-    if (job.shot_after) {
-      await page.waitForTimeout(1500);  // previews load
-      await page.screenshot({ path: job.shot_after });
-    }
+    await page.waitForTimeout(1500);  // previews load, and nodes grow by what they show
+    result.graph_after = await describe(page);
+    if (job.shot_after) await page.screenshot({ path: job.shot_after });
   }
   return result;
 }

@@ -7,12 +7,14 @@ CHROMIUM         default: /usr/bin/chromium
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from . import graphs, shipped
 from .browser import Browser, why_no_browser
 from .server import ComfyServer, make_base
 from .worker import Worker
@@ -49,6 +51,24 @@ def models(comfy_app, comfy_python, tmp_path_factory) -> Path:
 def server(comfy_app, comfy_python, models, tmp_path_factory):
     with ComfyServer(comfy_app, comfy_python, make_base(tmp_path_factory.mktemp("server"), models)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def stocked(server, models):
+    """The server with everything that the shipped workflows load: model files, pictures, and an encoded prompt."""
+    prompts = [shipped.prompt_of(path) for path in shipped.api_files()]
+    shipped.offer(prompts, models, server.base / "input")
+    encode = {
+        **graphs.text_encoder(),
+        "text": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["clip", 0], "text": graphs.PROMPT}},
+        "save": {"class_type": "FastH3SavePromptEmbeds", "inputs": {
+            "positive": ["text", 0], "filename_prefix": "fasth3_prompts/prompt"}},
+    }
+    server.run(encode)
+    saved = next((server.base / "output" / "fasth3_prompts").glob("*.safetensors"))
+    for name in shipped.prompt_files(prompts):
+        shutil.copy(saved, server.base / "input" / name)
+    return server
 
 
 @pytest.fixture(scope="session")

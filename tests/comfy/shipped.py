@@ -68,3 +68,9 @@ def offer(prompts: list[dict], models: Path, inputs: Path) -> None:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     if not target.exists():
                         shutil.copy(models / source, target)
+
+
+def prompt_files(prompts: list[dict]) -> set[str]:
+    """Encoded prompts that the workflows load from the input folder."""
+    return {node["inputs"]["file"] for prompt in prompts for node in prompt.values()
+            if node["class_type"] == "FastH3LoadPromptEmbeds"}
