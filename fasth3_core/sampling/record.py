@@ -1,5 +1,7 @@
 """From a run's settings and geometry to its report."""
 
+from pathlib import Path
+
 import torch
 
 from ..model.handle import H3Model
@@ -39,7 +41,8 @@ def new_report(
     contract = model.contract
     return RunReport(
         model={
-            "source": model.source,
+            # a report travels inside the video: the file and its folder, not where they lie on this machine
+            "source": "/".join(Path(model.source).parts[-2:]),
             "blocks": model.config.num_layers,
             "adaln": model.config.adaln,
             "dtype": str(dtype).removeprefix("torch."),
