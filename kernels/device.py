@@ -52,6 +52,10 @@ def triton_why_not(case: Case) -> str | None:
         return "triton is not installed"
     if case.device.type != "cuda" and not INTERPRET:
         return f"needs a CUDA device, got {case.device.type}"
+    if case.device.type == "cuda" and torch.version.hip is None:
+        major, minor = torch.cuda.get_device_capability(case.device)
+        if (major, minor) < (7, 5):
+            return f"Triton targets compute capability 7.5 and newer, got {major}.{minor}"
     if case.dtype not in _TRITON_DTYPES:
         return f"needs fp16, bf16 or fp32, got {case.dtype}"
     if case.grad:

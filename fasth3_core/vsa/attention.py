@@ -3,16 +3,16 @@
 S tokens in tile order, P prefix and V video tiles, N = P + V, H heads, D head channels. Everything is per head.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ...kernels import registry
 from ...kernels.device import Case
-from ...kernels.registry import Resolved
+from ...kernels.registry import BackendUnavailable, Resolved
 from ..config import VSAConfig
 from .selection import pooled_scores
-from .tiles import TilePlan
+from .tiles import PART_SIZE, TilePlan
 
 _SCORE_BYTES = 128 << 20
 """Of pooled scores at a time; heads beyond it wait their turn."""
@@ -27,10 +27,12 @@ class VSAOps:
     block_sparse_attention: Resolved
     coarse_branch: Resolved
     dense_attention: Resolved
+    whole_tiles: bool
+    """Whether block_sparse_attention takes the plan's tiles; if not, it gets them in parts."""
 
     def table(self) -> list[dict]:
         """A row per op: implementation, calls, reasons of those refused."""
-        return registry.table(vars(self).values())
+        return registry.table(op for op in vars(self).values() if isinstance(op, Resolved))
 
 
 def resolve_ops(backend: str, case: Case) -> VSAOps:
@@ -42,7 +44,8 @@ def resolve_ops(backend: str, case: Case) -> VSAOps:
     Raises:
         BackendUnavailable: a named implementation cannot run, with every reason.
     """
-    main = registry.resolve("block_sparse_attention", backend, case)
+    in_parts = replace(case, tile_size=min(case.tile_size, PART_SIZE))
+    main = registry.resolve("block_sparse_attention", backend, in_parts)
 
     def follow(op: str) -> Resolved:
         return registry.resolve(op, backend if backend in registry.names(op) else "auto", case)
@@ -53,7 +56,16 @@ def resolve_ops(backend: str, case: Case) -> VSAOps:
         block_sparse_attention=main,
         coarse_branch=follow("coarse_branch"),
         dense_attention=follow("dense_attention"),
+        whole_tiles=case == in_parts or _takes("block_sparse_attention", main.name, case),
     )
+
+
+def _takes(op: str, name: str, case: Case) -> bool:
+    try:
+        registry.resolve(op, name, case)
+    except BackendUnavailable:
+        return False
+    return True
 
 
 def attention(
@@ -105,8 +117,11 @@ def attention(
         scores = pooled_scores(q_mean[heads, 0 if gate is not None else P :], k_mean[heads])
         if not dense:
             index, count = ops.tile_topk(scores[:, -V:], P, kept, config.mode)
+            offsets = plan.offsets
+            if not ops.whole_tiles:
+                offsets, (index, count) = plan.part_offsets, plan.expand(index, count)
             ops.block_sparse_attention(
-                q[prefix:, heads], k[:, heads], v[:, heads], plan.offsets, index, count,
+                q[prefix:, heads], k[:, heads], v[:, heads], offsets, index, count,
                 out=out[prefix:, heads], byte_budget=byte_budget,
             )
         if gate is not None:

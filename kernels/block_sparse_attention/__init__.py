@@ -2,7 +2,7 @@
 
 import torch
 
-from ..device import Case
+from ..device import Case, triton_why_not
 from ..registry import Impl, register, resolve
 from .eager import block_sparse_attention_eager
 from .reference import block_sparse_attention_reference
@@ -45,5 +45,29 @@ def block_sparse_attention(
     return run(q, k, v, offsets, index, count, out=out, byte_budget=byte_budget)
 
 
+def portable_why_not(case: Case) -> str | None:
+    """Why the portable Triton kernel cannot take this case."""
+    if case.dtype not in (torch.bfloat16, torch.float16):
+        return f"needs bf16 or fp16, got {case.dtype}"
+    if case.head_dim not in (64, 128):
+        return f"needs a head dim of 64 or 128, got {case.head_dim}"
+    if case.tile_size > 64:
+        return f"needs tiles of at most 64 tokens, got {case.tile_size}"
+    if (why := triton_why_not(case)) is not None:
+        return why
+    if case.device.type == "cuda" and case.dtype == torch.bfloat16:
+        major, minor = torch.cuda.get_device_capability(case.device)
+        if major < 8:
+            return f"bf16 products need compute capability 8.0, got {major}.{minor}"
+    return None
+
+
+def _load_triton():
+    from .triton_kernel import block_sparse_attention_triton
+
+    return block_sparse_attention_triton
+
+
+register(Impl(op="block_sparse_attention", name="triton", rank=10, load=_load_triton, why_not=portable_why_not))
 register(Impl(op="block_sparse_attention", name="eager", rank=50, load=lambda: block_sparse_attention_eager))
 register(Impl(op="block_sparse_attention", name="reference", rank=100, load=lambda: block_sparse_attention_reference))

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..device import Case
+from ..device import Case, triton_why_not
 from ..registry import Impl, register, resolve
 from .eager import coarse_branch_eager
 from .reference import coarse_branch_reference
@@ -39,5 +39,12 @@ def coarse_branch(
     return resolve("coarse_branch", backend, Case.of(out))(out, scores, v_mean, gate, offsets)
 
 
+def _load_triton():
+    from .triton_kernel import coarse_branch_triton
+
+    return coarse_branch_triton
+
+
+register(Impl(op="coarse_branch", name="triton", rank=10, load=_load_triton, why_not=triton_why_not))
 register(Impl(op="coarse_branch", name="eager", rank=50, load=lambda: coarse_branch_eager))
 register(Impl(op="coarse_branch", name="reference", rank=100, load=lambda: coarse_branch_reference))

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..device import Case
+from ..device import Case, triton_why_not
 from ..registry import Impl, register, resolve
 from .eager import tile_mean_eager
 from .reference import tile_mean_reference
@@ -27,5 +27,12 @@ def tile_mean(x: torch.Tensor, offsets: torch.Tensor, tile_size: int, *, backend
     return resolve("tile_mean", backend, Case.of(x, tile_size))(x, offsets, tile_size)
 
 
+def _load_triton():
+    from .triton_kernel import tile_mean_triton
+
+    return tile_mean_triton
+
+
+register(Impl(op="tile_mean", name="triton", rank=10, load=_load_triton, why_not=triton_why_not))
 register(Impl(op="tile_mean", name="eager", rank=50, load=lambda: tile_mean_eager))
 register(Impl(op="tile_mean", name="reference", rank=100, load=lambda: tile_mean_reference))

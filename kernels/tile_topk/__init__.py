@@ -2,7 +2,7 @@
 
 import torch
 
-from ..device import Case
+from ..device import Case, triton_why_not
 from ..registry import Impl, register, resolve
 from .eager import tile_topk_eager, tile_topk_threshold
 from .reference import tile_topk_reference
@@ -43,5 +43,12 @@ def check(scores: torch.Tensor, num_prefix: int, kept: int, mode: str) -> None:
         raise ValueError(f"tile_topk: mode={mode!r}, expected 'exempt' or 'compete'")
 
 
+def _load_triton():
+    from .triton_kernel import tile_topk_triton
+
+    return tile_topk_triton
+
+
+register(Impl(op="tile_topk", name="triton", rank=10, load=_load_triton, why_not=triton_why_not))
 register(Impl(op="tile_topk", name="eager", rank=50, load=lambda: tile_topk_eager))
 register(Impl(op="tile_topk", name="reference", rank=100, load=lambda: tile_topk_reference))

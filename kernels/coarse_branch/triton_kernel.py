@@ -1,0 +1,112 @@
+"""Triton coarse_branch, in two launches: coarse vectors of the tiles, then one gated pass over the tokens.
+
+The softmax is online, so scores are read once and no weights are written. The vectors are a 64th of the tokens; the
+second launch reads `out` and `gate` once and writes `out` once, whatever their strides.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import INTERPRET, check_last_dim
+
+_LOG2_E = 1.4426950408889634
+_ROWS = 64
+"""Tokens taken at once; a larger tile takes several turns."""
+
+
+@triton.jit
+def _coarse_vectors_kernel(
+    scores_ptr, v_ptr, coarse_ptr,
+    stride_sh, stride_sn,
+    N, D,
+    LOG2_E: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    tile = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    head = tl.program_id(1).to(tl.int64)
+    key = tl.arange(0, BLOCK_N)
+    col = tl.arange(0, BLOCK_D)
+    scores_ptr += head * stride_sh + tile.to(tl.int64)[:, None] * stride_sn
+    v_ptr += head * N * D
+    highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for first in range(0, N, BLOCK_N):
+        keys = first + key
+        inside = (tile[:, None] < N) & (keys[None, :] < N)
+        score = tl.load(scores_ptr + keys[None, :], mask=inside, other=-float("inf"))  # [BLOCK_M, BLOCK_N]
+        score = tl.where(tile[:, None] < N, score * LOG2_E, 0.0)  # rows past the end stay finite
+        inside_v = (keys[:, None] < N) & (col[None, :] < D)
+        v = tl.load(v_ptr + keys[:, None] * D + col[None, :], mask=inside_v, other=0.0)  # [BLOCK_N, BLOCK_D]
+        higher = tl.maximum(highest, tl.max(score, axis=1))
+        weight = tl.exp2(score - higher[:, None])
+        rescale = tl.exp2(highest - higher)
+        total = total * rescale + tl.sum(weight, axis=1)
+        acc = tl.dot(weight, v, acc * rescale[:, None], input_precision=PRECISION)
+        highest = higher
+    coarse = (acc / total[:, None]).to(coarse_ptr.dtype.element_ty)
+    coarse_ptr += head * N * D
+    inside = (tile[:, None] < N) & (col[None, :] < D)
+    tl.store(coarse_ptr + tile[:, None] * D + col[None, :], coarse, mask=inside)
+
+
+@triton.jit
+def _gated_add_kernel(
+    out_ptr, coarse_ptr, gate_ptr, offsets_ptr,
+    stride_os, stride_oh, stride_gs, stride_gh,
+    N, D,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1).to(tl.int64)
+    start = tl.load(offsets_ptr + tile)
+    size = tl.load(offsets_ptr + tile + 1) - start
+    row = tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK_D)
+    coarse = tl.load(coarse_ptr + (head * N + tile) * D + col, mask=col < D, other=0.0).to(tl.float32)
+    out_ptr += start.to(tl.int64) * stride_os + head * stride_oh
+    gate_ptr += start.to(tl.int64) * stride_gs + head * stride_gh
+    for first in range(0, size, ROWS):
+        rows = (first + row)[:, None]
+        inside = (rows < size) & (col[None, :] < D)
+        here = out_ptr + rows * stride_os + col[None, :]
+        gate = tl.load(gate_ptr + rows * stride_gs + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        out = tl.load(here, mask=inside, other=0.0).to(tl.float32)  # [ROWS, BLOCK_D]
+        tl.store(here, (out + coarse[None, :] * gate).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def coarse_branch_triton(out, scores, v_mean, gate, offsets):
+    check_last_dim("coarse_branch", out=out, scores=scores, gate=gate)
+    if not v_mean.is_contiguous():
+        raise ValueError(f"coarse_branch: v_mean {tuple(v_mean.shape)} has strides {v_mean.stride()}; expected dense")
+    _, H, D = out.shape
+    N = offsets.numel() - 1
+    coarse = torch.empty(H, N, D, dtype=out.dtype, device=out.device)
+    block_d = max(16, triton.next_power_of_2(D))
+    with torch.cuda.device_of(out):
+        _coarse_vectors_kernel[(triton.cdiv(N, 64), H)](
+            scores, v_mean, coarse,
+            scores.stride(0), scores.stride(1),
+            N, D,
+            LOG2_E=_LOG2_E,
+            PRECISION=fp32_product(out.device),
+            BLOCK_M=64, BLOCK_N=32, BLOCK_D=block_d,
+            num_warps=4, num_stages=2,
+        )
+        _gated_add_kernel[(H, N)](
+            out, coarse, gate, offsets,
+            out.stride(0), out.stride(1), gate.stride(0), gate.stride(1),
+            N, D,
+            ROWS=_ROWS,
+            BLOCK_D=block_d,
+            num_warps=4,
+        )
+    return out
+
+
+def fp32_product(device: torch.device) -> str:
+    """How a matrix product keeps fp32 precision: three TF32 products on tensor cores that have TF32, else plainly."""
+    if INTERPRET or torch.cuda.get_device_capability(device) < (8, 0):
+        return "ieee"
+    return "tf32x3"
