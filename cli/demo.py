@@ -35,8 +35,7 @@ def main(args: argparse.Namespace) -> int:
         "FastH3EmptyLatent.aspect=custom", f"FastH3EmptyLatent.width={WIDTH}", f"FastH3EmptyLatent.height={HEIGHT}",
         f"FastH3EmptyLatent.seconds={args.seconds}",
     ])
-    lines, files = run_graph(graph, args.out / "models", args.out / "input", args.out / "output", args.device)
-    print("\n".join(lines))
+    files = run_graph(graph, args.out / "models", args.out / "input", args.out / "output", args.device)
     problems = [problem for path in files for problem in look_at(path, snap_frames(args.seconds))]
     problems += [] if files else ["the graph saved nothing"]
     print("\n".join(f"WRONG: {problem}" for problem in problems) or "all as it should be")

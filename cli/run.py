@@ -1,12 +1,15 @@
 """run: an API-format graph in this process, with this package's nodes and a handful of file nodes."""
 
 import argparse
+import logging
 from pathlib import Path
 
 import torch
 
 from ..fasth3_core.errors import ConfigError
 from .graph import apply_settings, read_graph
+
+log = logging.getLogger("fasth3")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,15 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     graph = read_graph(args.graph)
     apply_settings(graph, args.set)
-    lines, _ = run_graph(graph, args.models, args.input, args.output, args.device)
-    print("\n".join(lines))
+    for path in run_graph(graph, args.models, args.input, args.output, args.device):
+        print(f"saved {path}")
     return 0
 
 
-def run_graph(
-    graph: dict, models: Path, inputs: Path, outputs: Path, device: str | None = None
-) -> tuple[list[str], list[Path]]:
-    """Run a graph on three folders; returns what the nodes saved and said, a line each, and the files."""
+def run_graph(graph: dict, models: Path, inputs: Path, outputs: Path, device: str | None = None) -> list[Path]:
+    """Run a graph on three folders; returns the files that it saved. What nodes say goes to the log."""
     # here, not at the top: these need the node API, and `run --help` must work without
     from ..nodes import NODES, _host
     from ..nodes._host_standalone import StandaloneHost
@@ -47,15 +48,9 @@ def run_graph(
         results = execute(graph, classes, on_node=_say)
     finally:
         _host.use(None)
-    said, files = [], []
-    for node_id, result in results.items():
-        saved = [outputs / item["subfolder"] / item["filename"] for item in result.ui.get("images", ())]
-        said += [f"node {node_id} saved {path}" for path in saved]
-        said += [f"node {node_id}: {text}" for text in result.ui.get("text", ()) if text]
-        files += saved
-    lines = [line for text in said for line in text.splitlines()]
-    return list(dict.fromkeys(lines)), files  # the saving node repeats the sampler's report
+    shown = [item for result in results.values() for item in result.ui.get("images", ())]
+    return [outputs / item["subfolder"] / item["filename"] for item in shown]
 
 
 def _say(number: int, total: int, node_id: str, class_type: str) -> None:
-    print(f"[{number}/{total}] node {node_id}: {class_type}", flush=True)
+    log.info("[%d/%d] node %s: %s", number, total, node_id, class_type)

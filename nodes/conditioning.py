@@ -1,6 +1,5 @@
 """Latents and prompts: the empty latent of a request, and encoded prompts to and from files."""
 
-import logging
 from pathlib import Path
 
 from ..fasth3_core.errors import CheckpointError
@@ -10,8 +9,7 @@ from ._canvas import ASPECTS, CUSTOM, choose_canvas
 from ._host import io
 from ._paths import fingerprint, is_within
 from ._types import CATEGORY
-
-log = logging.getLogger("fasth3")
+from ._ui import tell
 
 _OUTPUT_MARK = " [output]"
 """How ComfyUI's widgets name a file of the output folder."""
@@ -44,6 +42,7 @@ class FastH3EmptyLatent(io.ComfyNode):
                 io.Latent.Output(display_name="latent", tooltip="Video and audio, as MiniMax H3 nodes make it."),
                 io.Int.Output(display_name="frames"),
             ],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -51,9 +50,8 @@ class FastH3EmptyLatent(io.ComfyNode):
         canvas_width, canvas_height = choose_canvas(aspect, megapixels, width, height)
         frames = snap_frames(seconds)
         text = _describe(width, height, seconds, aspect, canvas_width, canvas_height, frames)
-        log.info("FastH3 Empty Latent: %s", text)
         video, audio = _latents.empty(latent_frames(frames), canvas_height, canvas_width, audio_latents(frames))
-        return io.NodeOutput(_latents.join(video, audio), frames, ui={"text": (text,)})
+        return io.NodeOutput(_latents.join(video, audio), frames, ui=tell(cls, text))
 
 
 def _describe(width, height, seconds, aspect, canvas_width, canvas_height, frames) -> str:
@@ -91,8 +89,7 @@ class FastH3SavePromptEmbeds(io.ComfyNode):
         facts = _graph.prompt_facts(cls.hidden.prompt, cls.hidden.unique_id, host.model_roots("text_encoders"))
         _prompt_file.save(file.path, prompt, facts)
         text = f"{file.filename}: {prompt.text_states.shape[1]} tokens, {len(prompt.keyframes)} keyframes"
-        log.info("FastH3 Save Prompt Embeds: %s", text)
-        return io.NodeOutput(ui={"text": (text,)})
+        return io.NodeOutput(ui=tell(cls, text))
 
 
 class FastH3LoadPromptEmbeds(io.ComfyNode):
@@ -108,6 +105,7 @@ class FastH3LoadPromptEmbeds(io.ComfyNode):
                                tooltip="A .safetensors file of the input folder, or of the output folder [output]."),
             ],
             outputs=[io.Conditioning.Output(display_name="positive")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -117,7 +115,7 @@ class FastH3LoadPromptEmbeds(io.ComfyNode):
     @classmethod
     def execute(cls, file) -> io.NodeOutput:
         prompt, metadata = _prompt_file.load(_prompt_path(file))
-        return io.NodeOutput(_conditioning.write(prompt), ui={"text": (metadata.get("prompt", ""),)})
+        return io.NodeOutput(_conditioning.write(prompt), ui=tell(cls, metadata.get("prompt") or "no text stored"))
 
 
 def _prompt_files() -> list[str]:

@@ -9,6 +9,7 @@ from ..fasth3_core.packing.geometry import LATENT_PIXELS, SAMPLE_RATE, frames_of
 from . import _host, _latents
 from ._host import io
 from ._types import CATEGORY, Vae
+from ._ui import tell
 
 log = logging.getLogger("fasth3")
 
@@ -35,6 +36,7 @@ class FastH3Decode(io.ComfyNode):
                 io.Image.Output(display_name="images", tooltip="All frames, 24 a second."),
                 io.Audio.Output(display_name="audio", tooltip="Stereo, 32 kHz, exactly as long as the frames."),
             ],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -46,11 +48,8 @@ class FastH3Decode(io.ComfyNode):
         probe = probe_audio(waveform)
         lines = [f"{frames} frames, sound peak {probe.peak:.2f}, RMS {probe.rms:.3f}"]
         lines += [f"warning: {text}" for text in probe.warnings]
-        for line in lines[1:]:
-            log.warning("FastH3 Decode: %s", line)
-        return io.NodeOutput(
-            images, {"waveform": waveform, "sample_rate": SAMPLE_RATE}, ui={"text": ("\n".join(lines),)}
-        )
+        ui = tell(cls, "\n".join(lines))
+        return io.NodeOutput(images, {"waveform": waveform, "sample_rate": SAMPLE_RATE}, ui=ui)
 
 
 def _decode(

@@ -6,6 +6,7 @@ from . import _host
 from ._host import io
 from ._paths import fingerprint, resolve, weight_names
 from ._types import CATEGORY, Model, Vae
+from ._ui import tell
 from ._vae_pair import VaePair
 
 _MODEL_FOLDER = "diffusion_models"
@@ -38,6 +39,7 @@ class FastH3LoadModel(io.ComfyNode):
                 ),
             ],
             outputs=[Model.Output(display_name="model")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -53,7 +55,7 @@ class FastH3LoadModel(io.ComfyNode):
             f"contract {model.contract.name} ({model.contract.about}): {config.num_layers} blocks, "
             f"{config.adaln} AdaLN, {'with' if config.has_gates else 'no'} VSA gates"
         )
-        return io.NodeOutput(model, ui={"text": (text,)})
+        return io.NodeOutput(model, ui=tell(cls, text))
 
 
 class FastH3LoadVAE(io.ComfyNode):

@@ -1,6 +1,5 @@
 """Save: frames and sound to an MP4 in the output folder, with the workflow and the report inside."""
 
-import logging
 from collections.abc import Iterator
 
 import torch
@@ -10,8 +9,7 @@ from ..fasth3_core.media.mux import FPS, write_mp4
 from . import _host
 from ._host import io
 from ._types import CATEGORY, Report
-
-log = logging.getLogger("fasth3")
+from ._ui import tell
 
 _CHUNK = 8
 """Frames converted and encoded at a time."""
@@ -34,7 +32,7 @@ class FastH3SavePreview(io.ComfyNode):
                 ),
                 Report.Input("report", optional=True, tooltip="Of FastH3 Sampler: shown here and stored in the file."),
             ],
-            hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo],
+            hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo, io.Hidden.unique_id],
             is_output_node=True,
         )
 
@@ -54,8 +52,9 @@ class FastH3SavePreview(io.ComfyNode):
         write_mp4(file.path, _chunks(host, images), audio=waveform, sample_rate=sample_rate, metadata=metadata)
         lines = [f"{file.filename}: {width}x{height}, {frames} frames ({frames / FPS:.2f} s)"]
         lines += [report.to_text()] if report is not None else []
-        log.info("FastH3 Save Preview: %s", lines[0])
-        return io.NodeOutput(ui={"images": [file.as_ui()], "animated": (True,), "text": ("\n".join(lines),)})
+        return io.NodeOutput(ui=tell(
+            cls, "\n".join(lines), logged=lines[0], images=[file.as_ui()], animated=(True,)
+        ))
 
 
 def _first_track(audio) -> tuple[torch.Tensor | None, int]:
