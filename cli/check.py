@@ -38,9 +38,11 @@ def check(graph: Graph, classes: Mapping[str, type]) -> list[str]:
 def _node_problems(graph: Graph, node_id: str, cls: type, known: Mapping[str, type]) -> list[str]:
     inputs = graph[node_id]["inputs"]
     required, optional, _ = dynamic_inputs(cls, inputs)
+    declared = cls.INPUT_TYPES()  # a dynamic input with a wrong choice unfolds to nothing
+    specs = {**declared.get("optional", {}), **declared.get("required", {}), **optional, **required}
     problems = [f"input {name!r} is missing" for name in required if name not in inputs]
     for name, value in inputs.items():
-        spec = required.get(name) or optional.get(name)
+        spec = specs.get(name)
         if spec is None:
             problems.append(f"there is no input {name!r}")
         elif is_link(value):
@@ -65,7 +67,7 @@ def _link_problems(name: str, link: list, spec: tuple, known: Mapping[str, type]
 
 def _value_problems(name: str, value: Any, spec: tuple) -> list[str]:
     kind, options = spec[0], spec[1] if len(spec) > 1 else {}
-    choices = kind if isinstance(kind, list) else options.get("options") if kind == "COMBO" else None
+    choices = _choices(kind, options)
     if choices is not None:
         listed = ", ".join(map(repr, choices[:_LISTED])) + (", ..." if len(choices) > _LISTED else "") or "nothing"
         return [] if value in choices else [f"{name}={value!r} is not one of {listed}"]
@@ -77,6 +79,17 @@ def _value_problems(name: str, value: Any, spec: tuple) -> list[str]:
     if kind in ("STRING", "BOOLEAN"):
         return [] if isinstance(value, str if kind == "STRING" else bool) else [f"{name}={value!r} is no {kind}"]
     return [f"{name!r} takes a link to a {kind}, not a value"]
+
+
+def _choices(kind: Any, options: Mapping[str, Any]) -> list | None:
+    """What a combo, in any of its three forms, may hold; None for everything else."""
+    if isinstance(kind, list):
+        return kind
+    if kind == "COMBO":
+        return options["options"]
+    if str(kind).startswith("COMFY_DYNAMICCOMBO"):
+        return [option["key"] for option in options["options"]]
+    return None
 
 
 def _order(graph: Graph) -> list[str]:

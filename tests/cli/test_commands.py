@@ -1,0 +1,178 @@
+"""Mirrors cli/__init__.py, run.py, demo.py, doctor.py and file_nodes.py: the commands as they are typed."""
+
+import json
+import subprocess
+import sys
+import wave
+
+import av
+import pytest
+import torch
+from comfyui_fasth3 import cli
+from comfyui_fasth3.cli import demo
+from comfyui_fasth3.cli.demo_bundle import write_bundle
+from comfyui_fasth3.cli.graph import read_graph
+from comfyui_fasth3.fasth3_core.media.mux import write_mp4
+from PIL import Image
+
+
+def command(*argv):
+    return cli.main([str(part) for part in argv])
+
+
+def test_list_of_commands(capsys):
+    assert command("--help") == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in cli.COMMANDS)
+    assert command() == 2
+
+
+def test_unknown_command(capsys):
+    assert command("frobnicate") == 2
+    assert "no command 'frobnicate'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(name, "--help")
+    assert stop.value.code == 0
+    assert f"comfyui-fasth3 {name}" in capsys.readouterr().out
+
+
+def test_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "comfyui_fasth3", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "submit" in done.stdout
+
+
+def test_what_users_can_mend_is_one_line_and_status_1(capsys, tmp_path):
+    assert command("run", tmp_path / "gone.json") == 1
+    error = capsys.readouterr().err
+    assert "comfyui-fasth3 run: " in error and "Traceback" not in error
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    root = tmp_path_factory.mktemp("bundle")
+    return root, write_bundle(root)
+
+
+def run_shipped(bundle, tmp_path, *settings):
+    root, names = bundle
+    chosen = [
+        f"FastH3LoadModel.model_name={names.model}", "FastH3LoadModel.contract=auto",
+        f"FastH3LoadVAE.video_vae={names.video_vae}", f"FastH3LoadVAE.audio_vae={names.audio_vae}",
+        "FastH3EmptyLatent.aspect=custom", "FastH3EmptyLatent.width=64", "FastH3EmptyLatent.height=64",
+        "FastH3EmptyLatent.seconds=0.2", *settings,
+    ]  # fmt: skip
+    flags = [part for setting in chosen for part in ("--set", setting)]
+    return command("run", demo.GRAPH, "--models", root / "models", "--input", root / "input",
+                   "--output", tmp_path / "out", "--device", "cpu", *flags)
+
+
+def test_run_the_shipped_graph(bundle, tmp_path, capsys):
+    assert run_shipped(bundle, tmp_path) == 0
+    path = tmp_path / "out" / "video" / "FastH3_00001_.mp4"
+    assert capsys.readouterr().out == f"saved {path}\n"
+    with av.open(str(path)) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 5
+        assert json.loads(container.metadata["prompt"])["1"]["class_type"] == "FastH3LoadModel"
+
+
+@pytest.mark.parametrize("setting, message", [
+    ("FastH3LoadModel.model_name=gone", "model_name='gone' is not one of 'fasth3_demo/transformer'"),
+    ("FastH3Sampler.grid=other", "grid='other' is not one of"),
+    ("FastH3Sampler.sede=1", "no input 'sede'"),
+    ("FastH3LoadModel.contract=base", "trained VSA gates"),
+])  # fmt: skip
+def test_run_refuses(bundle, tmp_path, capsys, setting, message):
+    assert run_shipped(bundle, tmp_path, setting) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_run_names_a_wrong_device(bundle, tmp_path, capsys):
+    assert command("run", demo.GRAPH, "--device", "toaster") == 1
+    assert "device='toaster'" in capsys.readouterr().err
+
+
+def test_run_sends_stock_graphs_to_a_server(capsys):
+    assert command("run", demo.GRAPH.with_name("fasth3_t2v_preview.json")) == 1
+    assert "there is no CLIPLoader here" in capsys.readouterr().err
+
+
+def test_demo(tmp_path, capsys):
+    assert command("demo", "--out", tmp_path, "--seconds", 0.2, "--device", "cpu") == 0
+    shown = capsys.readouterr().out
+    assert "all as it should be" in shown
+    assert "frames 5" in shown and "audio codec aac" in shown
+    frames = av.open(str(next((tmp_path / "output").rglob("*.mp4")))).decode(video=0)
+    picture = torch.from_numpy(next(iter(frames)).to_ndarray(format="rgb24")).float() / 255
+    # something to look at: neither flat nor noise, neither burnt nor black
+    assert 0.08 < picture.std() < 0.35
+    assert (picture[:, 1:] - picture[:, :-1]).abs().mean() < 0.03
+    assert ((picture < 0.004) | (picture > 0.996)).float().mean() < 0.2
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"frames": 22}, "frames is 5, expected 22"),
+    ({"audio": None}, "0 audio streams"),
+    ({"size": 128}, "size is 128x128, expected 448x256"),
+])  # fmt: skip
+def test_demo_sees_what_is_wrong(tmp_path, change, message):
+    size = change.get("size")
+    frames = torch.rand(5, size or demo.HEIGHT, size or demo.WIDTH, 3)
+    audio = change.get("audio", torch.zeros(2, 32000))
+    write_mp4(tmp_path / "a.mp4", [frames], audio=audio)
+    assert any(message in problem for problem in demo.look_at(tmp_path / "a.mp4", change.get("frames", 5)))
+
+
+def test_demo_fails_when_the_file_is_wrong(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "look_at", lambda path, frames: ["too dark"])
+    assert command("demo", "--out", tmp_path, "--seconds", 0.2, "--device", "cpu") == 1
+    assert "WRONG: too dark" in capsys.readouterr().out
+
+
+def test_doctor(capsys):
+    assert command("doctor") == 0
+    shown = capsys.readouterr().out
+    assert "comfyui-fasth3 " in shown and "block_sparse_attention" in shown and "libx264 ok" in shown
+
+
+def test_doctor_json(capsys):
+    assert command("doctor", "--json", "--dtype", "fp32") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["kernels"]["dtype"] == "fp32"
+    ops = {row["op"] for row in facts["kernels"]["rows"] if row["why_not"] is None}
+    assert {"block_sparse_attention", "tile_mean"} <= ops
+
+
+def test_file_nodes(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (64, 32), (255, 0, 0)).save(tmp_path / "in" / "red.png")
+    with wave.open(str(tmp_path / "in" / "tone.wav"), "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(32000)
+        file.writeframes(b"\0\1" * 32000)
+    graph = {
+        "1": {"class_type": "LoadImage", "inputs": {"image": "red.png"}},
+        "2": {"class_type": "LoadAudio", "inputs": {"audio": "tone.wav"}},
+        "3": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "copy"}},
+        "4": {"class_type": "FastH3SavePreview", "inputs": {
+            "images": ["1", 0], "audio": ["2", 0], "filename_prefix": "film"}},
+    }  # fmt: skip
+    (tmp_path / "g.json").write_text(json.dumps(graph))
+    assert command("run", tmp_path / "g.json", "--input", tmp_path / "in", "--output", tmp_path / "out") == 0
+    assert Image.open(tmp_path / "out" / "copy_00001_.png").getpixel((5, 5)) == (255, 0, 0)
+    assert (tmp_path / "out" / "film_00001_.mp4").is_file()
+
+
+def test_the_demo_graph_is_the_shipped_one():
+    assert {node["class_type"] for node in read_graph(demo.GRAPH).values()} == {
+        "FastH3LoadModel", "FastH3LoadVAE", "FastH3LoadPromptEmbeds", "FastH3EmptyLatent", "FastH3Sampler",
+        "FastH3Decode", "FastH3SavePreview",
+    }  # fmt: skip
