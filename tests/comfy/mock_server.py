@@ -7,12 +7,14 @@ validated against the schemas and, if every node passes, reported as finished; n
 import asyncio
 import contextlib
 import importlib.util
+import io
 import json
 import threading
 import uuid
 from pathlib import Path
 
 from aiohttp import web
+from PIL import Image
 
 from .prompt_check import node_errors
 
@@ -95,6 +97,8 @@ class MockServer:
             return web.json_response(self.settings)
         if head == "history":
             return web.json_response({k: v for k, v in self.history.items() if not tail or k == tail})
+        if path == "/view":
+            return web.Response(body=_picture(), content_type="image/png")
         if path == "/extensions":
             return web.json_response(self._scripts())
         if path == "/workflow_templates":
@@ -173,6 +177,13 @@ class MockServer:
         with contextlib.suppress(ConnectionResetError):
             for kind, data in (("execution_start", {}), ("executing", {"node": None}), ("execution_success", {})):
                 await socket.send_json({"type": kind, "data": {"prompt_id": prompt_id, **data}})
+
+
+def _picture() -> bytes:
+    """What every file of the input folder looks like here."""
+    data = io.BytesIO()
+    Image.new("RGB", (96, 64), (90, 90, 90)).save(data, "PNG")
+    return data.getvalue()
 
 
 def _templates(root: Path) -> Path:
