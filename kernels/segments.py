@@ -27,3 +27,8 @@ class Segments:
         for start, stop, row in spans:
             rows[start:stop] = row
         return cls(tuple(spans), rows)
+
+    def part(self, start: int, stop: int) -> "Segments":
+        """Those of the tokens start to stop, counted from start."""
+        inside = [(max(a, start), min(b, stop), row) for a, b, row in self.spans if a < stop and b > start]
+        return Segments(tuple((a - start, b - start, row) for a, b, row in inside), self.rows[start:stop])

@@ -4,7 +4,7 @@ S tokens, C hidden channels, H heads, D head channels. Weight names are those of
 the block.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -71,13 +71,12 @@ def attention(
     return linear(attend(q, k, v, gate).reshape(S, config.inner_dim), w["attn.out_proj.weight"])
 
 
-def feed_forward(h: torch.Tensor, w: Weights, ops: TokenOps) -> torch.Tensor:
-    """SwiGLU feed-forward of normed tokens [S, C] -> [S, C], in passes of FF_ROWS tokens."""
-    out = torch.empty_like(h)
+def feed_forward(h: torch.Tensor, w: Weights, ops: TokenOps) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """SwiGLU feed-forward of normed tokens [S, C], FF_ROWS at a time: (start, stop, their result [stop - start, C])."""
     for start in range(0, h.shape[0], FF_ROWS):
-        hidden = ops.swiglu(linear(h[start : start + FF_ROWS], w["mlp.fc1.weight"]), gate_first=True)
-        out[start : start + FF_ROWS] = linear(hidden, w["mlp.fc2.weight"])
-    return out
+        stop = min(start + FF_ROWS, h.shape[0])
+        hidden = ops.swiglu(linear(h[start:stop], w["mlp.fc1.weight"]), gate_first=True)
+        yield start, stop, linear(hidden, w["mlp.fc2.weight"])
 
 
 def main_block(
@@ -91,7 +90,7 @@ def main_block(
     attend: Attend,
     gated: bool,
     check_interrupt: Callable[[], None],
-) -> torch.Tensor:
+) -> None:
     """One of the main blocks, in place on x [S, C].
 
     Args:
@@ -104,7 +103,8 @@ def main_block(
     y = attention(h, w, config, ops, rope, attend, gated)
     check_interrupt()
     h = ops.residual_rms_modulate(x, y, gate_a, w["norm2.weight"], scale_f, shift_f, segments, EPS)
-    return ops.gated_residual(x, feed_forward(h, w, ops), gate_f, segments)
+    for start, stop, y in feed_forward(h, w, ops):
+        ops.gated_residual(x[start:stop], y, gate_f, segments.part(start, stop))
 
 
 def refine_text(top: Weights, config: DiTConfig, ops: TokenOps, text_states: torch.Tensor) -> torch.Tensor:
@@ -118,5 +118,6 @@ def refine_text(top: Weights, config: DiTConfig, ops: TokenOps, text_states: tor
         w = {name[len(prefix) :]: value for name, value in top.items() if name.startswith(prefix)}
         h = F.rms_norm(x, (config.hidden_size,), w["norm1.weight"], EPS)
         x = x + attention(h, w, config, ops, None, dense_attention, gated=False)
-        x = x + feed_forward(F.rms_norm(x, (config.hidden_size,), w["norm2.weight"], EPS), w, ops)
+        for start, stop, y in feed_forward(F.rms_norm(x, (config.hidden_size,), w["norm2.weight"], EPS), w, ops):
+            x[start:stop] += y
     return F.rms_norm(x, (config.hidden_size,), top["token_refiner.final_norm.weight"], EPS)

@@ -6,6 +6,9 @@ import triton.language as tl
 
 from ..device import check_last_dim
 
+NUM_WARPS = 8
+"""0.283 ms for 37,966 tokens x 5376 in bf16 on an H200 (102 % of a copy's rate); 4 0.284, 16 0.328, 2 0.375."""
+
 
 @triton.jit
 def _gated_residual_kernel(
@@ -34,6 +37,6 @@ def gated_residual_triton(x, y, gate, segments):
             x.stride(0), y.stride(0), gate.stride(0),
             C,
             BLOCK_C=triton.next_power_of_2(C),
-            num_warps=8,
+            num_warps=NUM_WARPS,
         )
     return x

@@ -1,4 +1,6 @@
-"""Triton residual_rms_modulate. One program a token: x and y are read once, x and the result are written once."""
+"""Triton residual_rms_modulate. One program a token, in two passes over its channels: the new residual stream and its
+sum of squares, then the modulated norm, which finds the stream in the cache. See rms_modulate for why not in one.
+"""
 
 import torch
 import triton
@@ -6,32 +8,48 @@ import triton.language as tl
 
 from ..device import check_last_dim
 
+BLOCK_C = 2048
+NUM_WARPS = 4
+"""0.395 ms for 37,966 tokens x 5376 in bf16 on an H200, 97 % of a copy's rate; 1024 x 4 warps 0.404, 2048 x 8 0.412."""
+
 
 @triton.jit
 def _residual_rms_modulate_kernel(
     x_ptr, y_ptr, gate_ptr, weight_ptr, scale_ptr, shift_ptr, rows_ptr, out_ptr,
     stride_x, stride_y, stride_gate, stride_scale, stride_shift,
-    C, eps,
-    BLOCK_C: tl.constexpr,
+    eps,
+    C: tl.constexpr, BLOCK_C: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + token).to(tl.int64)
-    cols = tl.arange(0, BLOCK_C)
-    inside = cols < C
-    x_ptr += token * stride_x + cols
-    x = tl.load(x_ptr, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_C]
-    y = tl.load(y_ptr + token * stride_y + cols, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + row * stride_gate + cols, mask=inside, other=0.0).to(tl.float32)
-    stored = (x + gate * y).to(x_ptr.dtype.element_ty)
-    tl.store(x_ptr, stored, mask=inside)
-    # the norm is that of the residual stream as it is kept, so this equals the two ops one after the other
-    x = stored.to(tl.float32)
-    weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.load(scale_ptr + row * stride_scale + cols, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.load(shift_ptr + row * stride_shift + cols, mask=inside, other=0.0).to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / C + eps)
-    out = x * inverse_rms * weight * (1.0 + scale) + shift
-    tl.store(out_ptr + token * C + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
+    x_ptr += token * stride_x
+    y_ptr += token * stride_y
+    out_ptr += token * C
+    gate_ptr += row * stride_gate
+    scale_ptr += row * stride_scale
+    shift_ptr += row * stride_shift
+    squares = tl.zeros([BLOCK_C], dtype=tl.float32)
+    for start in range(0, C, BLOCK_C):
+        cols = start + tl.arange(0, BLOCK_C)
+        inside = cols < C
+        x = tl.load(x_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        gate = tl.load(gate_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        # the norm is that of the stream as it is kept, so this equals the two ops one after the other
+        x = (x + gate * y).to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + cols, x, mask=inside)
+        squares += x.to(tl.float32) * x.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(squares, axis=0) / C + eps)
+    tl.debug_barrier()  # the second pass may give a channel to another thread than the one that stored it
+    for start in range(0, C, BLOCK_C):
+        cols = start + tl.arange(0, BLOCK_C)
+        inside = cols < C
+        x = tl.load(x_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scale_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(shift_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        out = x * inverse_rms * weight * (1.0 + scale) + shift
+        tl.store(out_ptr + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def residual_rms_modulate_triton(x, y, gate, weight, scale, shift, segments, eps):
@@ -42,8 +60,8 @@ def residual_rms_modulate_triton(x, y, gate, weight, scale, shift, segments, eps
         _residual_rms_modulate_kernel[(S,)](
             x, y, gate, weight, scale, shift, segments.rows, out,
             x.stride(0), y.stride(0), gate.stride(0), scale.stride(0), shift.stride(0),
-            C, eps,
-            BLOCK_C=triton.next_power_of_2(C),
-            num_warps=8,
+            eps,
+            C=C, BLOCK_C=min(BLOCK_C, triton.next_power_of_2(C)),
+            num_warps=NUM_WARPS,
         )
     return out

@@ -6,6 +6,10 @@ import triton.language as tl
 
 from ..device import check_last_dim
 
+BLOCK_F = 4096
+NUM_WARPS = 4
+"""0.337 ms for 16,384 tokens x 14336 in bf16 on an H200 (98 % of a copy's rate); 512 to 2048: 0.340 to 0.344."""
+
 
 @triton.jit
 def _swiglu_kernel(
@@ -29,13 +33,13 @@ def swiglu_triton(x, gate_first):
     first, second = x.chunk(2, dim=-1)
     gate, value = (first, second) if gate_first else (second, first)
     out = torch.empty(S, F, dtype=x.dtype, device=x.device)
-    block = min(1024, triton.next_power_of_2(F))
+    block = min(BLOCK_F, triton.next_power_of_2(F))
     with torch.cuda.device_of(x):
         _swiglu_kernel[(S, triton.cdiv(F, block))](
             gate, value, out,
             gate.stride(0), value.stride(0),
             F,
             BLOCK_F=block,
-            num_warps=4,
+            num_warps=NUM_WARPS,
         )
     return out

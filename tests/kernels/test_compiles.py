@@ -50,8 +50,8 @@ KERNELS = (
     Kernel(
         "rms_modulate.triton_kernel", "_rms_modulate_kernel",
         pointers("x", "weight", "scale", "shift", "out") | ROWS | strides("x", "scale", "shift")
-        | {"C": "i32", "eps": "fp32"},
-        {"BLOCK_C": 8192}, num_warps=8,
+        | {"eps": "fp32"},
+        {"C": 5376, "BLOCK_C": 2048},
     ),
     Kernel(
         "gated_residual.triton_kernel", "_gated_residual_kernel",
@@ -61,19 +61,19 @@ KERNELS = (
     Kernel(
         "residual_rms_modulate.triton_kernel", "_residual_rms_modulate_kernel",
         pointers("x", "y", "gate", "weight", "scale", "shift", "out") | ROWS
-        | strides("x", "y", "gate", "scale", "shift") | {"C": "i32", "eps": "fp32"},
-        {"BLOCK_C": 8192}, num_warps=8,
+        | strides("x", "y", "gate", "scale", "shift") | {"eps": "fp32"},
+        {"C": 5376, "BLOCK_C": 2048},
     ),
     Kernel(
         "qk_norm_rope.triton_kernel", "_qk_norm_rope_kernel",
         pointers("q", "k", "q_weight", "k_weight", "cos", "sin") | strides("qs", "qh", "ks", "kh", "cos", "sin")
         | {"H": "i32", "eps": "fp32"},
-        {"R": 48, "D": 128, "BLOCK_H": 8, "BLOCK_R": 64, "BLOCK_REST": 32}, num_warps=1,
+        {"R": 48, "D": 128, "BLOCK_H": 8, "BLOCK_R": 64, "BLOCK_REST": 32},
     ),
     Kernel(
         "swiglu.triton_kernel", "_swiglu_kernel",
         pointers("gate", "value", "out") | strides("gate", "value") | {"F": "i32"},
-        {"BLOCK_F": 1024},
+        {"BLOCK_F": 4096},
     ),
 )
 

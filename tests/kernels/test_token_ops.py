@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from comfyui_fasth3.kernels.device import INTERPRET
+from comfyui_fasth3.kernels import device
+from comfyui_fasth3.kernels.device import INTERPRET, Case
 from comfyui_fasth3.kernels.gated_residual import gated_residual
 from comfyui_fasth3.kernels.qk_norm_rope import eager as qk_eager
 from comfyui_fasth3.kernels.qk_norm_rope import qk_norm_rope
-from comfyui_fasth3.kernels.registry import BackendUnavailable
+from comfyui_fasth3.kernels.registry import BackendUnavailable, resolve
 from comfyui_fasth3.kernels.residual_rms_modulate import residual_rms_modulate
 from comfyui_fasth3.kernels.rms_modulate import rms_modulate
 from comfyui_fasth3.kernels.segments import Segments
@@ -138,7 +139,7 @@ def test_swiglu(dtype, gate_first, run):
 
 def test_swiglu_in_several_blocks(run):
     backend, device, assert_close = run
-    x = torch.randn(2, 2 * 1100, device=device)
+    x = torch.randn(2, 2 * 4100, device=device)
     assert_close(swiglu(x, gate_first=True, backend=backend), swiglu(x, gate_first=True, backend="reference"))
 
 
@@ -169,4 +170,26 @@ def test_segments_must_cover_in_order(spans):
 
 
 def test_segments_give_every_token_its_row():
-    assert Segments.of(SPANS, "cpu").rows.tolist() == [1] * 3 + [0] + [2] * 9
+    segments = Segments.of(SPANS, "cpu")
+    assert segments.rows.tolist() == [1] * 3 + [0] + [2] * 9
+    part = segments.part(2, 6)
+    assert part.spans == ((0, 1, 1), (1, 2, 0), (2, 4, 2)) and part.rows.tolist() == [1, 0, 2, 2]
+    assert segments.part(3, 4).spans == ((0, 1, 0),)
+
+
+def test_a_toolchain_that_cannot_launch_is_a_refusal(monkeypatch):
+    pytest.importorskip("triton", reason="triton is not installed")
+    from comfyui_fasth3.kernels import triton_probe
+
+    def probe(*_):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    monkeypatch.setattr(triton_probe, "probe", probe)
+    monkeypatch.setattr(device, "INTERPRET", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    case = Case(device=torch.device("cuda", 99), dtype=torch.bfloat16)
+    run = resolve("swiglu", "auto", case)
+    why = "triton cannot launch on cuda:99 in torch.bfloat16: RuntimeError: Failed to find C compiler."
+    assert run.name == "eager" and run.refused == {"triton": why}
+    with pytest.raises(BackendUnavailable, match="Failed to find C compiler"):
+        resolve("swiglu", "triton", case)

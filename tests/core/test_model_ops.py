@@ -1,0 +1,77 @@
+"""Mirrors fasth3_core/model/ops.py: the choice, and a whole forward on it."""
+
+import pytest
+import torch
+from comfyui_fasth3.fasth3_core.config import VSAConfig
+from comfyui_fasth3.fasth3_core.contracts import CONTRACTS
+from comfyui_fasth3.fasth3_core.model import blocks, dit
+from comfyui_fasth3.fasth3_core.model.handle import H3Model
+from comfyui_fasth3.fasth3_core.model.ops import resolve_token_ops
+from comfyui_fasth3.fasth3_core.packing.layout import build_layout
+from comfyui_fasth3.fasth3_core.sampling.loop import sample
+from comfyui_fasth3.fasth3_core.sampling.request import Request
+from comfyui_fasth3.kernels.device import INTERPRET, Case
+from comfyui_fasth3.kernels.registry import BackendUnavailable
+
+from .tiny import TEXT_DIM, tiny_store
+
+CPU = Case(device=torch.device("cpu"), dtype=torch.float32)
+
+
+def forward(backend: str, device: str, monkeypatch):
+    """Velocities of a tiny request of 21 tokens in several feed-forward passes, and what ran."""
+    monkeypatch.setattr(blocks, "FF_ROWS", 8)
+    torch.manual_seed(1)
+    store = tiny_store(device=device)
+    layout = build_layout(torch.ones(3, dtype=torch.long), 2, 4, 4, 5)
+    ops = resolve_token_ops(backend, Case(device=torch.device(device), dtype=store.dtype))
+    step = dit.step_rows(layout, 0.3, 0.1, 1.0)
+    text, video, audio = torch.randn(3, TEXT_DIM), torch.randn(8, 96, device=device), torch.randn(10, 32, device=device)
+    with torch.inference_mode():
+        prepared = dit.prepare(
+            store, layout, None, text, [], [step], torch.device(device), ops, lambda: None, use_gates=False
+        )
+        out = dit.velocity(
+            store, prepared, 0, video, audio, lambda step, block: blocks.dense_attention, lambda: None
+        )
+    return out, {row["op"]: (row["backend"], row["calls"]) for row in ops.table()}
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_a_forward_on_each_is_that_on_the_reference(backend, monkeypatch, request):
+    device = request.getfixturevalue("triton_device") if backend == "triton" else "cpu"
+    truth, _ = forward("reference", device, monkeypatch)
+    out, ran = forward(backend, device, monkeypatch)
+    assert ran == {
+        "rms_modulate": (backend, 2),
+        "residual_rms_modulate": (backend, 2),
+        "gated_residual": (backend, 6),
+        "qk_norm_rope": (backend, 2),
+        "swiglu": (backend, 2 + 6),  # the text refiner's two blocks, and three passes of each main block
+    }
+    for a, b in zip(out, truth, strict=True):
+        error = ((a - b).norm() / b.norm()).item()
+        assert error <= 2e-6  # a few dozen fp32 operations in another order
+
+
+@pytest.mark.skipif(INTERPRET or torch.cuda.is_available(), reason="here Triton can run")
+def test_a_named_backend_runs_or_raises():
+    assert {row["backend"] for row in resolve_token_ops("reference", CPU).table()} == {"reference"}
+    with pytest.raises(BackendUnavailable, match=r"rms_modulate: backend 'triton' cannot run here \(triton: "):
+        resolve_token_ops("triton", CPU)
+
+
+def test_a_backend_of_attention_alone_leaves_the_choice():
+    chosen = [[row["backend"] for row in resolve_token_ops(name, CPU).table()] for name in ("hopper", "auto")]
+    assert chosen[0] == chosen[1]
+
+
+def test_a_run_follows_the_named_backend_and_reports_it():
+    store = tiny_store()
+    model = H3Model(store.config, CONTRACTS["preview-4"], store, "tiny")
+    request = Request(
+        text_states=torch.randn(1, 3, TEXT_DIM), latent_frames=7, latent_height=4, latent_width=4, audio_latents=37
+    )
+    report = sample(model, request, device="cpu", vsa=VSAConfig(backend="eager")).report
+    assert {row["op"]: row["calls"] for row in report.token_ops}["residual_rms_modulate"] == 4 * 2
+    assert "token-wise operations: eager" in report.to_text()
