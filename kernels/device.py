@@ -3,8 +3,6 @@
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -102,31 +100,3 @@ def flash_varlen_why_not(device: torch.device, dtype: torch.dtype, head_dim: int
     if head_dim % 8 or head_dim > 256:
         return f"needs a head dim that is a multiple of 8 up to 256, got {head_dim}"
     return None
-
-
-@contextmanager
-def full_precision_matmul() -> Iterator[None]:
-    """fp32 matrix products inside are fp32, whatever the process allows (TF32, bf16); its settings come back after.
-
-    The settings belong to the process, so another thread's products are slower meanwhile, never less exact.
-    """
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch before 2.9
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-        return
-    lowered = [
-        (backend, backend.fp32_precision)
-        for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-        if backend.fp32_precision not in ("ieee", "none")
-    ]
-    for backend, _ in lowered:
-        backend.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for backend, before in lowered:
-            backend.fp32_precision = before

@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from ...kernels.device import Case, full_precision_matmul
+from ...kernels.device import Case
+from ...kernels.precision import exact_fp32
 from ..config import VSAConfig
 from ..errors import FastH3Error
 from ..model import blocks, dit
@@ -89,7 +90,7 @@ def sample(
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    with torch.inference_mode(), torch.autocast(device.type, enabled=False), full_precision_matmul():
+    with torch.inference_mode(), exact_fp32(device):
         started = time.perf_counter()
         model.store.materialise(device, on_load, check_interrupt)
         report.seconds["load"] = _lap(started, device)

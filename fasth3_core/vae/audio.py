@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ...kernels.precision import exact_fp32
 from ..errors import CheckpointError, ConfigError, GeometryError
 from . import latents, tensors
 from .audio_decoder import AudioDecoder, read_decoder
 from .audio_encoder import AudioEncoder, read_encoder
 from .audio_weights import fold_weight_norm
-from .precision import exact_fp32
 
 SAMPLE_RATE = 32_000
 HOP = 800

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ...kernels.precision import exact_fp32
 from ..errors import CheckpointError, ConfigError, GeometryError
 from . import chunks, latents, tensors
 from .collect import collect
-from .precision import exact_fp32
 from .run import Progress, Run, nothing
 from .tiling import STEP, Axis, Stitcher, axis_tiles
 from .video_decoder import PATCH, ViTDecoder, read_decoder

@@ -2,7 +2,7 @@
 
 import torch
 
-from ...kernels.device import full_precision_matmul
+from ...kernels.precision import full_precision_matmul
 
 
 def pooled_scores(q_mean: torch.Tensor, k_mean: torch.Tensor) -> torch.Tensor:

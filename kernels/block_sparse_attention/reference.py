@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from ..device import full_precision_matmul
+from ..precision import full_precision_matmul
 
 
 def block_sparse_attention_reference(

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..device import full_precision_matmul
+from ..precision import full_precision_matmul
 
 _BYTES = 64 << 20
 """Of broadcast rows at a time."""

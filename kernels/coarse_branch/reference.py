@@ -2,7 +2,7 @@
 
 import torch
 
-from ..device import full_precision_matmul
+from ..precision import full_precision_matmul
 
 
 def coarse_branch_reference(out_SHD, scores_HNN, v_mean_HND, gate_SHD, offsets_N1):

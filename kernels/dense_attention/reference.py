@@ -2,7 +2,7 @@
 
 import torch
 
-from ..device import full_precision_matmul
+from ..precision import full_precision_matmul
 
 
 def dense_attention_reference(q_MHD, k_SHD, v_SHD):

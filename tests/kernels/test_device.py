@@ -1,47 +1,7 @@
 """Mirrors kernels/device.py."""
 
-import pytest
 import torch
-from comfyui_fasth3.kernels.device import Case, flash_varlen_why_not, full_precision_matmul, triton_why_not
-
-MATMUL = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-new_settings = pytest.mark.skipif(
-    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9 has one setting"
-)
-
-
-@pytest.fixture
-def _restored():
-    before = [m.fp32_precision for m in MATMUL]
-    yield
-    for m, value in zip(MATMUL, before, strict=True):
-        m.fp32_precision = value
-
-
-@new_settings
-@pytest.mark.usefixtures("_restored")
-@pytest.mark.parametrize("setting", ["ieee", "tf32"])
-def test_matmul_is_full_precision_inside_and_as_before_after(setting):
-    for m in MATMUL:
-        m.fp32_precision = setting
-    with full_precision_matmul():
-        assert [m.fp32_precision for m in MATMUL] == ["ieee", "ieee"]
-        with full_precision_matmul():
-            pass
-        assert [m.fp32_precision for m in MATMUL] == ["ieee", "ieee"]
-    assert [m.fp32_precision for m in MATMUL] == [setting, setting]
-
-
-@new_settings
-@pytest.mark.usefixtures("_restored")
-def test_matmul_settings_come_back_after_an_error():
-    torch.set_float32_matmul_precision("medium")
-    before = [m.fp32_precision for m in MATMUL]
-    with pytest.raises(RuntimeError, match="stop"), full_precision_matmul():
-        raise RuntimeError("stop")
-    assert [m.fp32_precision for m in MATMUL] == before
-    assert torch.get_float32_matmul_precision() == "medium"
-    torch.set_float32_matmul_precision("highest")
+from comfyui_fasth3.kernels.device import Case, flash_varlen_why_not, triton_why_not
 
 
 def test_case_reads_the_tensor():

@@ -1,4 +1,10 @@
-"""One context in which fp32 means fp32."""
+"""Contexts in which fp32 means fp32. The settings belong to the process and are the caller's again afterwards.
+
+Never hold one across a `yield` of your own generator: the consumer would run inside it.
+
+torch 2.9 and newer have two families of flags and refuse to read the old one once the new one was written. Staying in
+the family in use keeps both readable, and a flag that already says fp32 is not written at all.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,20 +13,20 @@ import torch
 
 
 @contextmanager
-def exact_fp32(device: torch.device) -> Iterator[None]:
-    """Autocast off, TF32 off for convolutions and matrix products; the caller's settings are back afterwards.
-
-    cuDNN convolutions use TF32 by default, which is enough to change an fp32 encode. Never hold this context
-    across a `yield`: the consumer would run inside it.
-    """
-    with ExitStack() as undo, torch.autocast(device.type, enabled=False):
-        _convolutions(undo)
+def full_precision_matmul() -> Iterator[None]:
+    """No TF32 and no bf16 in fp32 matrix products."""
+    with ExitStack() as undo:
         _matmuls(undo)
         yield
 
 
-# torch >= 2.9 has two families of flags and refuses to read the old one once the new one was written. Staying in
-# the family in use keeps both readable, and a flag that already says fp32 is not written at all.
+@contextmanager
+def exact_fp32(device: torch.device) -> Iterator[None]:
+    """Autocast off, and no TF32 in convolutions either: cuDNN allows it by default, enough to change an fp32 encode."""
+    with ExitStack() as undo, torch.autocast(device.type, enabled=False):
+        _convolutions(undo)
+        _matmuls(undo)
+        yield
 
 
 def _convolutions(undo: ExitStack) -> None:

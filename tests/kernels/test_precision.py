@@ -1,8 +1,8 @@
-"""Mirrors fasth3_core/vae/precision.py: fp32 is fp32 inside, and the caller's settings are back outside."""
+"""Mirrors kernels/precision.py: fp32 is fp32 inside, and the caller's settings are back outside."""
 
 import pytest
 import torch
-from comfyui_fasth3.fasth3_core.vae.precision import exact_fp32
+from comfyui_fasth3.kernels.precision import exact_fp32, full_precision_matmul
 
 CPU = torch.device("cpu")
 
@@ -60,3 +60,43 @@ def test_autocast_is_off_inside():
         with exact_fp32(CPU):
             assert (a @ a).dtype == torch.float32
         assert (a @ a).dtype == torch.bfloat16
+
+
+MATMUL = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+new_settings = pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9 has one setting"
+)
+
+
+@pytest.fixture
+def _restored():
+    before = [m.fp32_precision for m in MATMUL]
+    yield
+    for m, value in zip(MATMUL, before, strict=True):
+        m.fp32_precision = value
+
+
+@new_settings
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("setting", ["ieee", "tf32"])
+def test_matmul_is_full_precision_inside_and_as_before_after(setting):
+    for m in MATMUL:
+        m.fp32_precision = setting
+    with full_precision_matmul():
+        assert [m.fp32_precision for m in MATMUL] == ["ieee", "ieee"]
+        with full_precision_matmul():
+            pass
+        assert [m.fp32_precision for m in MATMUL] == ["ieee", "ieee"]
+    assert [m.fp32_precision for m in MATMUL] == [setting, setting]
+
+
+@new_settings
+@pytest.mark.usefixtures("_restored")
+def test_matmul_settings_come_back_after_an_error():
+    torch.set_float32_matmul_precision("medium")
+    before = [m.fp32_precision for m in MATMUL]
+    with pytest.raises(RuntimeError, match="stop"), full_precision_matmul():
+        raise RuntimeError("stop")
+    assert [m.fp32_precision for m in MATMUL] == before
+    assert torch.get_float32_matmul_precision() == "medium"
+    torch.set_float32_matmul_precision("highest")
