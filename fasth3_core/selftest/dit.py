@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -29,6 +30,8 @@ from ..weights.tensors import TensorStore
 from .golden import Golden, Row, Target
 from .plain import plain_vsa
 from .vsa import vsa_backends
+
+_STREAMS = ("video", "audio")
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def verify_sampler(golden: Golden, target: Target) -> Iterator[Row]:
                 attend=plain_vsa if backend == "plain" else None,
             )
         except BackendUnavailable as error:
-            yield target.unavailable(golden, "4 forwards", backend, str(error))
+            for i, name in product(range(video.num_forwards), _STREAMS):
+                yield target.unavailable(golden, f"step {i} {name}", backend, str(error))
             continue
         runs[backend] = [
             _rebuild([x0[stream].cpu() for x0 in estimates], init[stream], grid)
@@ -107,7 +111,7 @@ def verify_sampler(golden: Golden, target: Target) -> Iterator[Row]:
         if backend not in runs:
             continue
         for i in range(video.num_forwards):
-            for stream, name in enumerate(("video", "audio")):
+            for stream, name in enumerate(_STREAMS):
                 truth = golden.tensor(f"step{i}.{name}")
                 truth = truth if name == "video" else truth.permute(1, 0, 2)[None]
                 plain = runs["plain"][stream][i] if "plain" in runs else None
@@ -212,10 +216,11 @@ def _compare(
         try:
             outs = _forwards(case, target, backend)
         except BackendUnavailable as error:
-            yield target.unavailable(golden, "forward", backend, str(error))
+            for (sigma, _), name in product(case.sigmas, _STREAMS):
+                yield target.unavailable(golden, f"sigma {sigma:g} {name}", backend, str(error))
             continue
         for i, out in enumerate(outs):
-            for stream, name in enumerate(("video", "audio")):
+            for stream, name in enumerate(_STREAMS):
                 def read(pattern: str, i: int = i, name: str = name) -> torch.Tensor:
                     return _audio_layout(golden.tensor(pattern.format(i, name)), name)
 
