@@ -7,15 +7,13 @@ import torch
 
 from ..model.blocks import inverse_frequencies
 from ..model.time import BLOCK_CHUNKS, NUM_MODALITIES
+from ..weights.policy import weight_dtype
 
 FULL_SIZE = dict(
     num_layers=50, hidden_size=5376, num_heads=56, head_dim=128, ffn_dim=14336, text_dim=5120, freq_dim=256,
     time_embed_hidden_dim=5376, time_embed_dim=2688, rope_freq_dim=16,
 )
 """The released model: 33.1 B parameters, 35.0 B with gates."""
-
-_FP32 = ("video_patch_proj", "audio_patch_proj", "time_embedder", "rope", "final_layer.video_out",
-         "final_layer.audio_out")
 
 
 def random_transformer(
@@ -42,7 +40,7 @@ def random_transformer(
     tensors: dict[str, torch.Tensor] = {}
 
     def put(name: str, *shape: int, scale: float, offset: float = 0.0) -> None:
-        kind = torch.float32 if name.startswith(_FP32) else dtype
+        kind = weight_dtype(name, "full", dtype)
         tensors[name] = torch.empty(shape, dtype=kind, device=device).normal_(offset, scale, generator=generator)
 
     def linear(name: str, out: int, in_: int, bias: bool = False, gain: float = 1.0) -> None:
