@@ -32,7 +32,7 @@ def test_recorded_truth_passes(golden_dir, tmp_path, capsys, name, dtype):
         copy(golden_dir, tmp_path, "comfy_keyframes")
     assert main(["verify", str(tmp_path), "--device", "cpu", "--dtype", dtype]) == 0
     out = capsys.readouterr().out
-    assert " 0 failed, 0 not available on cpu" in out and "ok " in out
+    assert " 0 failed, " in out and "ok " in out
 
 
 def test_the_sampler_and_the_grids_pass(golden_dir, tmp_path, capsys):
