@@ -11,10 +11,7 @@ import comfy.model_patcher
 import comfy.utils
 import torch
 
-from ..fasth3_core.errors import ConfigError
-from ._host import Resident
-
-_GIB = 1024**3
+from ._host import Resident, does_not_fit
 
 
 class FastH3Weights(torch.nn.Module):
@@ -46,11 +43,7 @@ class ResidentPatcher(comfy.model_patcher.ModelPatcher):
         missing = self._total - self.loaded_size()
         free = comfy.model_management.get_free_memory(device_to)
         if missing > free and not comfy.model_management.is_device_cpu(device_to):
-            raise ConfigError(
-                "weights", f"{missing / _GIB:.1f} GiB",
-                f"at most the {free / _GIB:.1f} GiB that are free on {device_to} after unloading other models",
-                "Use an int8 or pruned file, or close what else uses the device.",
-            )
+            raise does_not_fit(missing, free, device_to)
         bar = comfy.utils.ProgressBar(self._total)
         try:
             resident.materialise(

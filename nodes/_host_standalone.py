@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from ..fasth3_core.errors import ConfigError
-from ._host import COMFYUI, OutputFile, Resident
+from ._host import COMFYUI, OutputFile, Resident, does_not_fit
 from ._paths import is_within
 
 log = logging.getLogger("fasth3")
@@ -44,6 +44,12 @@ def _indexed(device: torch.device) -> torch.device:
     if device.type == "cpu" or device.index is not None:
         return device
     return torch.device(device.type, torch.get_device_module(device).current_device())
+
+
+def _free_bytes(device: torch.device) -> int:
+    module = torch.get_device_module(device)
+    module.empty_cache()  # what torch keeps of freed tensors counts as free too
+    return module.mem_get_info(device)[0]
 
 
 class StandaloneHost:
@@ -117,15 +123,15 @@ class StandaloneHost:
         """The log has it."""
 
     def acquire(self, resident: Resident, device: torch.device, working_bytes: int) -> None:
-        self._residents = [ref for ref in self._residents if ref() is not None and ref() is not resident]
-        needed = working_bytes + (0 if resident.location == device else resident.nbytes(device))
-        for ref in list(self._residents):  # the longest unused first
-            if device.type != "cpu" and torch.get_device_module(device).mem_get_info(device)[0] < needed:
-                ref().release()
-                self._residents.remove(ref)
-                torch.get_device_module(device).empty_cache()
+        missing = 0 if resident.location == device else resident.nbytes(device)
+        others = [ref for ref in self._residents if ref() is not None and ref() is not resident]
+        if device.type != "cpu":
+            while (free := _free_bytes(device)) < missing + working_bytes and others:
+                others.pop(0)().release()  # the longest unused first
+            if free < missing:
+                raise does_not_fit(missing, free, device)
+        self._residents = [*others, weakref.ref(resident)]
         resident.materialise(device)
-        self._residents.append(weakref.ref(resident))
 
     def release_all(self) -> None:
         for ref in self._residents:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from comfyui_fasth3.fasth3_core.errors import ConfigError
 from comfyui_fasth3.nodes import _host
 from comfyui_fasth3.nodes._host_standalone import StandaloneHost
 
@@ -65,6 +66,14 @@ def test_room_to_work_counts_even_when_the_weights_are_there(host, small_gpu):
     host.acquire(b, small_gpu.device, 0)
     host.acquire(b, small_gpu.device, 50)
     assert (a.location, b.location) == (None, small_gpu.device)
+
+
+def test_weights_that_do_not_fit_are_refused_unread(host, small_gpu):
+    a, b = small_gpu.weights(40), small_gpu.weights(140)
+    host.acquire(a, small_gpu.device, 0)
+    with pytest.raises(ConfigError, match="GiB that are free on meta after unloading other models"):
+        host.acquire(b, small_gpu.device, 0)
+    assert b.location is None
 
 
 def test_release_all(host, small_gpu):
