@@ -8,7 +8,7 @@
 //      widgets    {"NodeType.widget": value}: set after loading, on every node of that type
 //      queue      true: run it as the Run button does and wait for the end
 //      shot       path of a PNG of the fitted graph;  shot_after  the same once it has run
-//      help       a node type whose help panel text is wanted
+//      reopen     true: drop the saved movie onto the editor after the run, and describe what it loads
 //      locale, timeout (ms), viewport [width, height]
 import { createRequire } from 'node:module';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
@@ -118,6 +118,17 @@ const run = (page) => page.evaluate(async timeout => {
   return { ...await ended, seconds: (performance.now() - began) / 1000 };
 }, job.timeout);
 
+async function reopen(page, outputs) {
+  const movie = Object.values(outputs).flatMap(ui => ui.images || []).find(item => item.filename.endsWith('.mp4'));
+  await page.evaluate(() => window.app.graph.clear());
+  await page.evaluate(async ({ filename, subfolder, type }) => {
+    const response = await fetch(`/api/view?${new URLSearchParams({ filename, subfolder, type })}`);
+    await window.app.handleFile(new File([await response.blob()], filename, { type: 'video/mp4' }));
+  }, movie);
+  await page.waitForTimeout(800);
+  return describe(page);
+}
+
 async function main(context) {
   const page = context.pages()[0] || await context.newPage();
   await watch(page);
@@ -140,17 +151,6 @@ async function main(context) {
   result.missing = result.graph.nodes.filter(node => node.missing).map(node => node.type);
   if (job.shot) await page.screenshot({ path: job.shot });
   result.api = await page.evaluate(async () => (await window.app.graphToPrompt()).output);
-  if (job.help) {
-    result.help = await page.evaluate(async type => {
-      const { python_module: module } = (await (await fetch(`/api/object_info/${type}`)).json())[type];
-      const pack = module.split('.').slice(1).join('.');
-      for (const path of [`/extensions/${pack}/docs/${type}/en.md`, `/extensions/${pack}/docs/${type}.md`]) {
-        const response = await fetch(path);
-        if (response.ok) return response.text();
-      }
-      return null;
-    }, job.help);
-  }
   if (job.queue) {
     result.run = await run(page);
     const id = result.run.detail?.prompt_id;
@@ -158,6 +158,7 @@ async function main(context) {
     await page.waitForTimeout(1500);  // previews load, and nodes grow by what they show
     result.graph_after = await describe(page);
     if (job.shot_after) await page.screenshot({ path: job.shot_after });
+    if (job.reopen) result.reopened = await reopen(page, result.outputs);
   }
   return result;
 }

@@ -129,9 +129,9 @@ class ComfyServer:
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read() or b"{}")
 
-    def submit(self, prompt: dict) -> str:
+    def submit(self, prompt: dict, **more) -> str:
         """Queue an API prompt; every node must validate, since the server answers 200 as soon as one output does."""
-        status, answer = self.post("/prompt", {"prompt": prompt, "client_id": CLIENT})
+        status, answer = self.post("/prompt", {"prompt": prompt, "client_id": CLIENT, **more})
         assert status == 200, json.dumps(answer, indent=1)
         assert answer["node_errors"] == {}, json.dumps(answer["node_errors"], indent=1)
         return answer["prompt_id"]

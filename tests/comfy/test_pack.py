@@ -1,5 +1,7 @@
 """This repository as a custom node pack of a real ComfyUI: it loads, changes nothing, and shows what it declares."""
 
+import shutil
+
 import pytest
 
 from . import graphs, schemas
@@ -44,6 +46,20 @@ def test_schemas_equal_those_without_comfyui(server):
     assert sorted(announced) == sorted(declared)
     for name in declared:
         assert announced[name] == declared[name], name
+
+
+def test_new_files_are_offered_without_a_restart(server, models):
+    def offered() -> list[str]:
+        inputs = server.get("/object_info/FastH3LoadModel")["FastH3LoadModel"]["input"]["required"]
+        return inputs["model_name"][1]["options"]
+
+    assert "arrived_later.safetensors" not in offered()
+    shutil.copy(models / "diffusion_models" / "tiny_dense.safetensors",
+                models / "diffusion_models" / "arrived_later.safetensors")
+    assert "arrived_later.safetensors" in offered()
+    server.run({**graphs.text_encoder(), **graphs.stock_vaes(), **graphs.conditioning(),
+                **graphs.our_sampler("arrived_later.safetensors", "preview-4-dense"),
+                **graphs.keep("arrived_later", latent=("sampler", 0))})
 
 
 def test_every_node_has_a_help_page(server):

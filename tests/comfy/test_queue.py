@@ -55,6 +55,15 @@ def test_progress_counts_the_forwards(server):
         assert events.steps("sampler")[-1] == (4, 4)
 
 
+@pytest.mark.parametrize("method", ["none", "latent2rgb"])
+def test_previews_when_the_user_has_them_on(server, method):
+    with Events(server.url) as events:
+        prompt_id = server.submit(up_to_latents(f"preview_{method}", 25), extra_data={"preview_method": method})
+        assert server.wait(prompt_id)["status"]["status_str"] == "success"
+        assert events.steps("sampler")[-1] == (4, 4)
+        assert events.previews == (4 if method == "latent2rgb" else 0)
+
+
 def test_prompts_in_turn(server):
     """Queued together: each finishes, and a seed decides the result whatever ran before it."""
     seeds = {"turn_a": 31, "turn_b": 32, "turn_c": 31}

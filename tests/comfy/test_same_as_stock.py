@@ -69,6 +69,27 @@ def test_node_against_stock_sampler(server, model, shifts):
     assert_same(server.kept(f"{name}_ours"), stock)
 
 
+def test_int8_against_stock_sampler(server):
+    """An int8_convrot file that ComfyUI's quantiser wrote. It also rounds activations to 8 bits, ours does not."""
+    stock = stock_run(server, "int8", "tiny_dense_int8.safetensors", graphs.conditioning())
+    for model in ("tiny_dense", "tiny_dense_int8"):
+        server.run({
+            **graphs.text_encoder(), **graphs.stock_vaes(), **graphs.conditioning(),
+            **graphs.our_sampler(f"{model}.safetensors", "preview-4-dense", grid="uniform"),
+            **graphs.keep(f"int8_{model}", latent=("sampler", 0)),
+        })
+    ours, source = server.kept("int8_tiny_dense_int8"), server.kept("int8_tiny_dense")
+    for stream in ("video", "audio"):
+        lost = relative(ours[stream], source[stream])
+        assert 1e-4 < lost < 0.02, f"{stream}: int8 weights against their source: {lost:.4f}"
+        assert relative(ours[stream], stock[stream]) < 0.03
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """L2 of the difference, of the second's."""
+    return ((a - b).norm() / b.norm()).item()
+
+
 def core_run(server, models, name: str, model: str, stock: dict, **conditions) -> dict:
     """The core on the conditioning that the stock run was given, its condition noise drawn by ComfyUI's rule."""
     video, audio = noise_for(server, f"{name}.safetensors", 7)

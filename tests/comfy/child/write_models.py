@@ -4,8 +4,10 @@ Runs under ComfyUI's Python with COMFY_APP set, because ComfyUI's own classes de
 seeded by tensor name, so a file does not depend on the order of construction.
 """
 
+import json
 import math
 import os
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -23,6 +25,7 @@ import comfy.ops  # noqa: E402
 import torch  # noqa: E402
 from comfy.ldm.minimax.audio_vae import MiniMaxH3AudioVAE  # noqa: E402
 from comfy.ldm.minimax.model import MiniMaxH3Model  # noqa: E402
+from comfy.quant_ops import QuantizedTensor  # noqa: E402
 from comfy.text_encoders.minimax import MiniMaxQwen3VL  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from shrink import AUDIO_VAE, DIT, DIT_CURVE, shrink  # noqa: E402
@@ -63,6 +66,23 @@ def transformer(sizes: dict, gates: bool, dtype: torch.dtype) -> dict[str, torch
     return seeded(state, seed=1)
 
 
+def int8_rotated(state: dict[str, torch.Tensor], group: int) -> dict[str, torch.Tensor]:
+    """The layers that published int8_convrot files quantise, by ComfyUI's own quantiser; smaller rotation groups."""
+    out = {}
+    for name, tensor in state.items():
+        layer = name.removesuffix(".weight")
+        if not re.search(r"blocks\.\d+\.(attn|mlp)\.(qkv_proj|out_proj|fc1|fc2)\.weight$", name):
+            out[name] = tensor
+            continue
+        quantised = QuantizedTensor.from_float(
+            tensor, "TensorWiseINT8Layout", per_channel=True, convrot=True, convrot_groupsize=group
+        )
+        marker = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": group}
+        out |= quantised.state_dict(name)
+        out[f"{layer}.comfy_quant"] = torch.tensor(list(json.dumps(marker).encode()), dtype=torch.uint8)
+    return out
+
+
 def audio_vae() -> dict[str, torch.Tensor]:
     vae = MiniMaxH3AudioVAE(**AUDIO_VAE)
     channels = torch.arange(32, dtype=torch.float32)
@@ -75,14 +95,17 @@ def main(root: Path) -> None:
     import comfy.ldm.minimax.vae as video
 
     shrink()
+    pixels = video.MiniMaxH3VideoVAE().state_dict()
     text = MiniMaxQwen3VL({}, torch.float32, "cpu", comfy.ops.manual_cast).state_dict()
+    dense = transformer(DIT, False, torch.float32)
     files = {
         "diffusion_models/tiny_vsa.safetensors": transformer(DIT, True, torch.float32),
         "diffusion_models/tiny_vsa_curve.safetensors": transformer(DIT_CURVE, True, torch.bfloat16),
-        "diffusion_models/tiny_dense.safetensors": transformer(DIT, False, torch.float32),
+        "diffusion_models/tiny_dense.safetensors": dense,
+        "diffusion_models/tiny_dense_int8.safetensors": int8_rotated(dense, group=16),
         "diffusion_models/tiny_dense_curve.safetensors": transformer(DIT_CURVE, False, torch.bfloat16),
         "text_encoders/tiny_text.safetensors": {k: v.bfloat16() for k, v in seeded(text, seed=4).items()},
-        "vae/tiny_video_vae.safetensors": seeded(video.MiniMaxH3VideoVAE().state_dict(), seed=2),
+        "vae/tiny_video_vae.safetensors": {k: v.half() for k, v in seeded(pixels, seed=2).items()},
         "vae/tiny_audio_vae.safetensors": audio_vae(),
     }
     for name, tensors in files.items():
