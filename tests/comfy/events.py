@@ -12,6 +12,10 @@ CLIENT = "tests"
 """Prompts are submitted under this client id, so that their events arrive here."""
 
 
+PREVIEW = 1
+"""Kind of a binary message with a preview picture; texts on nodes are binary too."""
+
+
 class Events:
     """`with Events(server.url) as events`: every message since then, in order."""
 
@@ -41,7 +45,7 @@ class Events:
                     event = json.loads(message.data)
                     self.messages.append((event["type"], event["data"]))
                 elif message.type == aiohttp.WSMsgType.BINARY:
-                    self.previews += 1
+                    self.previews += int.from_bytes(message.data[:4], "big") == PREVIEW
 
     def wait(self, wanted: Callable[[str, dict], bool], timeout: float = 60) -> dict:
         """Data of the first message, past or coming, that `wanted(type, data)` accepts."""
