@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from ..fasth3_core.errors import ConfigError
+from ..fasth3_core.errors import ConfigError, FastH3Error
+from ..kernels.registry import BackendUnavailable
 from .graph import apply_settings, read_graph
 
 log = logging.getLogger("fasth3")
@@ -46,6 +47,8 @@ def run_graph(graph: dict, models: Path, inputs: Path, outputs: Path, device: st
     try:
         classes = {cls.GET_SCHEMA().node_id: cls for cls in [*NODES, *FILE_NODES]}
         results = execute(graph, classes, on_node=_say)
+    except BackendUnavailable as error:
+        raise FastH3Error(str(error)) from error
     finally:
         _host.use(None)
     shown = [item for result in results.values() for item in result.ui.get("images", ())]

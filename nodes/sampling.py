@@ -13,6 +13,8 @@ from ..fasth3_core.planning import plan
 from ..fasth3_core.sampling.loop import sample
 from ..fasth3_core.sampling.request import Request
 from ..fasth3_core.sampling.settings import GRIDS, RunSettings, resolve
+from ..fasth3_core.vsa.attention import resolve_ops
+from ..kernels.device import Case
 from . import _conditioning, _host, _latents
 from ._host import io
 from ._types import CATEGORY, Model, Offload, Report, Vsa
@@ -77,11 +79,10 @@ class FastH3Sampler(io.ComfyNode):
             references=prompt.references, latent_frames=video.shape[2], latent_height=video.shape[3],
             latent_width=video.shape[4], audio_latents=audio.shape[3], seed=seed,
         )
+        device = host.device()
         # everything that can be wrong is found here, before other models are sent away and weights are read
         request.check(model)
         settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
-
-        device = host.device()
         working = _working_bytes(model, request, settings, device)
         host.acquire(model.store, device, working)
         result = sample(
@@ -93,13 +94,18 @@ class FastH3Sampler(io.ComfyNode):
 
 
 def _working_bytes(model: H3Model, request: Request, settings: RunSettings, device: torch.device) -> int:
-    """Bytes that a forward needs beside the weights, with room for the attention backend's buffers."""
-    layout = request.layout()
+    """Bytes that a forward needs beside the weights, with room for the attention backend's buffers.
+
+    Raises BackendUnavailable if a named backend cannot run there, GeometryError for conditions that do not fit.
+    """
+    layout, dtype = request.layout(), model.store.dtype_on(device)
+    if settings.vsa is not None:
+        case = Case(device=device, dtype=dtype, head_dim=model.config.head_dim, tile_size=settings.vsa.tile_size)
+        resolve_ops(settings.vsa.backend, case)
     planned = plan(
         width=request.latent_width * LATENT_PIXELS, height=request.latent_height * LATENT_PIXELS,
         frames=request.frames, text_tokens=layout.audio.start, forwards=settings.video.num_forwards,
-        config=model.config, vsa=settings.vsa, weight_bytes=0,
-        element_size=model.store.dtype_on(device).itemsize,
+        config=model.config, vsa=settings.vsa, weight_bytes=0, element_size=dtype.itemsize,
     )
     return planned.activation_bytes * 5 // 4 + _BUFFER_BYTES
 

@@ -93,6 +93,23 @@ def test_run_refuses(bundle, tmp_path, capsys, setting, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_run_says_why_a_named_backend_cannot_run(bundle, tmp_path, capsys):
+    graph = read_graph(demo.GRAPH)
+    sampler = next(node for node in graph.values() if node["class_type"] == "FastH3Sampler")
+    sampler["inputs"]["vsa"] = ["vsa", 0]
+    graph["vsa"] = {"class_type": "FastH3VSAConfig", "inputs": {
+        "keep_rule": "contract", "sparsity": 0.9, "top_k": 1, "tile_size": "contract", "mode": "exempt",
+        "dense_first_steps": 0, "dense_layers": "", "backend": "triton"}}  # fmt: skip
+    (tmp_path / "g.json").write_text(json.dumps(graph))
+    root, names = bundle
+    given = {"FastH3LoadModel.model_name": names.model, "FastH3LoadModel.contract": "auto",
+             "FastH3LoadVAE.video_vae": names.video_vae, "FastH3LoadVAE.audio_vae": names.audio_vae}
+    flags = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
+    assert command("run", tmp_path / "g.json", "--models", root / "models", "--input", root / "input",
+                   "--output", tmp_path / "out", "--device", "cpu", *flags) == 1
+    assert "backend 'triton' cannot run here" in capsys.readouterr().err
+
+
 def test_run_names_a_wrong_device(bundle, tmp_path, capsys):
     assert command("run", demo.GRAPH, "--device", "toaster") == 1
     assert "device='toaster'" in capsys.readouterr().err

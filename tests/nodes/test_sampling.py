@@ -112,9 +112,11 @@ def test_bad_request_touches_no_weights(run, request_of, model, name):
     assert model.store.location is None
 
 
-def test_unknown_backend_says_which_there_are(run, request_of):
+def test_unknown_backend_says_which_there_are_and_touches_no_weights(run, request_of, model):
+    model.store.release()
     with pytest.raises(Exception, match=r"backend 'nonsense' cannot run here.*eager, reference"):
         run("FastH3Sampler", **request_of(vsa=VSAConfig(backend="nonsense")))
+    assert model.store.location is None
 
 
 class Stop(BaseException):
