@@ -1,6 +1,7 @@
 """The sampler node: prompt, latent and settings -> the core's request, and its result back onto the wires."""
 
 import logging
+import time
 from collections.abc import Callable
 
 import torch
@@ -84,11 +85,14 @@ class FastH3Sampler(io.ComfyNode):
         request.check(model)
         settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
         working = _working_bytes(model, request, settings, device)
+        started = time.perf_counter()
         host.acquire(model.store, device, working)
+        loading = time.perf_counter() - started
         result = sample(
             model, request, device=device, vsa=vsa, grid=grid, shift_video=shift_video, shift_audio=shift_audio,
             check_interrupt=host.check_interrupt, on_step=_step_shower(host, settings.video.num_forwards),
         )
+        result.report.seconds["load"] += loading
         ui = tell(cls, result.report.to_text())
         return io.NodeOutput(_latents.join(result.video, result.audio), result.report, ui=ui)
 
