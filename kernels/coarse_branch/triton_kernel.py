@@ -16,11 +16,26 @@ _ROWS = 64
 
 
 @triton.jit
+def _product(a, b, acc, SPLIT: tl.constexpr):
+    """acc + a b in fp32, or to 16 bits of a and b: each as the sum of two bf16, without the product of the low ones."""
+    if SPLIT:
+        a_high = a.to(tl.bfloat16)
+        b_high = b.to(tl.bfloat16)
+        a_low = (a - a_high.to(tl.float32)).to(tl.bfloat16)
+        b_low = (b - b_high.to(tl.float32)).to(tl.bfloat16)
+        acc = tl.dot(a_low, b_high, acc)
+        acc = tl.dot(a_high, b_low, acc)
+        return tl.dot(a_high, b_high, acc)
+    else:
+        return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
 def _coarse_vectors_kernel(
     scores_ptr, v_ptr, coarse_ptr,
     stride_sh, stride_sn,
     N, D,
-    LOG2_E: tl.constexpr, PRECISION: tl.constexpr,
+    LOG2_E: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     tile = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -43,7 +58,7 @@ def _coarse_vectors_kernel(
         weight = tl.exp2(score - higher[:, None])
         rescale = tl.exp2(highest - higher)
         total = total * rescale + tl.sum(weight, axis=1)
-        acc = tl.dot(weight, v, acc * rescale[:, None], input_precision=PRECISION)
+        acc = _product(weight, v, acc * rescale[:, None], SPLIT)
         highest = higher
     coarse = (acc / total[:, None]).to(coarse_ptr.dtype.element_ty)
     coarse_ptr += head * N * D
@@ -90,9 +105,9 @@ def coarse_branch_triton(out, scores, v_mean, gate, offsets):
             scores.stride(0), scores.stride(1),
             N, D,
             LOG2_E=_LOG2_E,
-            PRECISION=fp32_product(out.device),
+            SPLIT=_splits(out),
             BLOCK_M=64, BLOCK_N=32, BLOCK_D=block_d,
-            num_warps=4, num_stages=2,
+            num_warps=4,
         )
         _gated_add_kernel[(H, N)](
             out, coarse, gate, offsets,
@@ -105,8 +120,8 @@ def coarse_branch_triton(out, scores, v_mean, gate, offsets):
     return out
 
 
-def fp32_product(device: torch.device) -> str:
-    """How a matrix product keeps fp32 precision: three TF32 products on tensor cores that have TF32, else plainly."""
-    if INTERPRET or torch.cuda.get_device_capability(device) < (8, 0):
-        return "ieee"
-    return "tf32x3"
+def _splits(out: torch.Tensor) -> bool:
+    """Whether three bf16 products are exact enough, and there is hardware for them: `out` rounds far more coarsely."""
+    if out.dtype == torch.float32:
+        return False
+    return INTERPRET or torch.cuda.get_device_capability(out.device) >= (8, 0)
