@@ -9,7 +9,8 @@
 //      queue      true: run it as the Run button does and wait for the end
 //      shot       path of a PNG of the fitted graph;  shot_after  the same once it has run
 //      reopen     true: drop the saved movie onto the editor after the run, and describe what it loads
-//      locale, timeout (ms), viewport [width, height]
+//      settings   more of the user's settings, e.g. {"Comfy.VueNodes.Enabled": true} for the Nodes 2.0 drawing
+//      timeout (ms), viewport [width, height]
 import { createRequire } from 'node:module';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -17,7 +18,7 @@ import { join } from 'node:path';
 
 const require = createRequire(import.meta.url);
 const { chromium } = require(process.env.PLAYWRIGHT_CORE || 'playwright-core');
-const job = { timeout: 120000, viewport: [1920, 1200], locale: 'en', widgets: {}, ...JSON.parse(readFileSync(process.argv[2])) };
+const job = { timeout: 120000, viewport: [1920, 1200], widgets: {}, settings: {}, ...JSON.parse(readFileSync(process.argv[2])) };
 
 // a sandboxed or closed network makes Chromium retry its own services without these
 const FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
@@ -27,7 +28,8 @@ const FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-ru
 const SETTINGS = {
   'Comfy.TutorialCompleted': true, 'Comfy.InstalledVersion': '1.0.0', 'Comfy.Release.Status': 'skipped',
   'Comfy.Workflow.ShowMissingModelsWarning': false, 'Comfy.Minimap.Visible': false,
-  'LiteGraph.Canvas.MinFontSizeForLOD': 0, 'Comfy.VueNodes.Enabled': false, 'Comfy.Locale': job.locale,
+  'LiteGraph.Canvas.MinFontSizeForLOD': 0, 'Comfy.VueNodes.Enabled': false, 'Comfy.Locale': 'en',
+  ...job.settings,
 };
 
 // files of a user who has never customised anything

@@ -59,6 +59,15 @@ def test_reads_well_in_the_editor(stocked, browser, path):
     assert plain_api(report["api"]) == plain_api(shipped.prompt_of(shipped.FOLDER / "api" / path.name))
 
 
+@pytest.mark.parametrize("path", UI, ids=lambda path: path.stem)
+def test_opens_in_nodes_2(stocked, browser, path, tmp_path):
+    """The editor's other way of drawing."""
+    report = browser(stocked.url, workflow=path, settings={"Comfy.VueNodes.Enabled": True},
+                     shot=tmp_path / f"{path.stem}.png")
+    assert problems(report) == {}
+    assert overlaps(report["graph"]["nodes"]) == []
+
+
 def overlaps(nodes: list[dict]) -> list[tuple[str, str]]:
     """Titles of the pairs whose drawn boxes, title bars included, intersect."""
     found = []
