@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--whole", action="store_true", help="time the whole operation of a block too")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--commit", help="recorded where git is not at hand; default: HEAD")
     args = parser.parse_args()
 
     registry, case = package("kernels.registry"), package("kernels.device").Case
@@ -171,6 +172,8 @@ def main() -> None:
         for state, ms in times[row["backend"]].items():
             row |= {f"{state}_ms": ms, f"{state}_tflops": work / ms / 1e9}
     report = {**environment(), "frames": args.frames, "data": args.data, "lists": args.lists, "tflop": work / 1e12}
+    if args.commit:
+        report["commit"] = args.commit
     print(json.dumps(report))
     args.out.mkdir(parents=True, exist_ok=True)
     name = f"hopper_kernel_{args.frames}_{args.data}_{args.lists}.json"

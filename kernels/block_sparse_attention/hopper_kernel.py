@@ -19,7 +19,9 @@ MAX_REGISTERS = 128
 COPY_REGISTERS = 24
 
 CHUNK = 1
-"""Query tiles a program. More would be other heads at the same time, whose keys do not fit into the cache together."""
+"""Query tiles a program. With more, several heads are attended at once, whose keys do not fit into the cache together:
+1, 2, 4, 8 read 501, 468, 440, 440 TFLOP/s cool and 431, 431, 417, 386 hot.
+"""
 
 _TABLE_BYTES = 256 << 20
 """Of packed lists at a time; heads beyond it wait their turn."""

@@ -176,9 +176,11 @@ def test_groups_of_heads(hopper, monkeypatch):
     assert torch.equal(hopper.block_sparse_attention_hopper(*args), expected)
 
 
-def test_many_lists_a_worker(hopper):
-    """More lists than workers: the ring of stages goes on from one list to the next."""
-    args = make(tiles=[64, 30] * 30, prefix=2, heads=40)
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_more_lists_than_fit_at_once(hopper, monkeypatch, chunk):
+    """With several lists a program the ring of stages goes on from one to the next, and the last program has fewer."""
+    monkeypatch.setattr(hopper, "CHUNK", chunk)
+    args = make(tiles=[64, 30] * 30, prefix=2, heads=41)
     assert_as_exact_as_torch(hopper.block_sparse_attention_hopper(*args), args)
 
 
