@@ -18,7 +18,7 @@ def movie_of(server, outputs: dict):
 
 def assert_small_movie(movie) -> None:
     assert movie.frames == graphs.FRAMES and movie.size == (graphs.WIDTH, graphs.HEIGHT) and movie.fps == 24
-    assert movie.audio_channels == 2
+    assert (movie.video_codec, movie.audio_codec, movie.audio_channels) == ("h264", "aac", 2)
     assert movie.audio_seconds == pytest.approx(graphs.FRAMES / 24, abs=0.08)
 
 
@@ -29,7 +29,11 @@ def test_each_workflow_has_both_forms():
 @pytest.mark.parametrize("path", API, ids=lambda path: path.stem)
 def test_runs_through_the_queue(stocked, path):
     """`run` refuses a prompt of which any node fails validation, reached or not."""
-    assert_small_movie(movie_of(stocked, stocked.run(shipped.small(shipped.prompt_of(path)))))
+    movie = movie_of(stocked, stocked.run(shipped.small(shipped.prompt_of(path))))
+    assert_small_movie(movie)
+    stored = " ".join(movie.metadata.values())
+    assert "fasth3-run-1" in stored, "the movie carries the report of its run"
+    assert str(stocked.base) not in stored, "and no path of this machine"
 
 
 @pytest.mark.parametrize("path", UI, ids=lambda path: path.stem)
