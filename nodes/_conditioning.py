@@ -111,7 +111,7 @@ def _tags(extra: dict[str, Any], length: int, has_pictures: bool) -> torch.Tenso
                 f"the conditioning has pictures but no {TOKEN_TAGS}: which tokens stand for them is unknown. "
                 "Encode it with the MiniMax-H3 text encoder (CLIPLoader, type 'minimax')."
             )
-        return torch.ones(length, dtype=torch.int64)
+        return torch.ones(length, dtype=torch.int64, device="cpu")
     tags = torch.as_tensor(tags).reshape(-1).to("cpu", torch.int64)
     if tags.numel() != length:
         raise ContractError(f"the prompt has {length} tokens but {tags.numel()} token tags: not from one encode.")

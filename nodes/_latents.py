@@ -66,5 +66,6 @@ def split(latent: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def empty(latent_frames: int, height: int, width: int, audio_latents: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Zero latents of a clip of `height` x `width` pixels."""
-    video = torch.zeros(1, VIDEO_CHANNELS, latent_frames, height // LATENT_PIXELS, width // LATENT_PIXELS)
-    return video, torch.zeros(1, AUDIO_CHANNELS, 2, audio_latents)
+    exact = dict(dtype=torch.float32, device="cpu")
+    video = torch.zeros(1, VIDEO_CHANNELS, latent_frames, height // LATENT_PIXELS, width // LATENT_PIXELS, **exact)
+    return video, torch.zeros(1, AUDIO_CHANNELS, 2, audio_latents, **exact)

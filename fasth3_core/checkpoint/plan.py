@@ -198,6 +198,6 @@ class _Found:
 
 
 def _bytes(reader: Reader, name: str, stored: Stored) -> bytes:
-    out = torch.empty(stored.shape, dtype=torch.uint8)
+    out = torch.empty(stored.shape, dtype=torch.uint8, device="cpu")
     reader.rows(name, 0, out)
     return bytes(out.numpy())

@@ -121,7 +121,7 @@ class _Staging:
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
-        self.buffer = torch.empty(PIECE, dtype=torch.uint8, pin_memory=cuda)
+        self.buffer = torch.empty(PIECE, dtype=torch.uint8, device="cpu", pin_memory=cuda)
         self.event = torch.cuda.Event() if cuda else None
         self._device = device
 

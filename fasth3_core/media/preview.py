@@ -28,7 +28,8 @@ def latent_preview(video_latent: torch.Tensor) -> Image.Image:
     One latent pixel becomes up to 16 picture pixels, never more, so that small canvases are not blown up.
     """
     frame_CHW = video_latent[0, :, video_latent.shape[2] // 2].detach().float().cpu()
-    rgb_HWC = frame_CHW.movedim(0, -1) @ torch.tensor(_FACTORS) + torch.tensor(_BIAS)
+    factors, bias = (torch.tensor(values, dtype=torch.float32, device="cpu") for values in (_FACTORS, _BIAS))
+    rgb_HWC = frame_CHW.movedim(0, -1) @ factors + bias
     small = to_image((rgb_HWC + 1) / 2)
     scale = min(16, MAX_SIDE / max(small.size))
     return small.resize((round(small.width * scale), round(small.height * scale)), Image.Resampling.BILINEAR)

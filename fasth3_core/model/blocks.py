@@ -47,7 +47,7 @@ def rope_table(position_ids: torch.Tensor, inv_freq: torch.Tensor, dtype: torch.
 
 def inverse_frequencies(count: int) -> torch.Tensor:
     """10000^(-j / count), fp32 [count]: for files that do not store `rope.inv_freq`."""
-    return 10000.0 ** (-torch.arange(count, dtype=torch.float32) / count)
+    return 10000.0 ** (-torch.arange(count, dtype=torch.float32, device="cpu") / count)
 
 
 def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: None = None) -> torch.Tensor:

@@ -51,7 +51,7 @@ def step_rows(layout: PackedLayout, time_video: float, time_audio: float, condit
         "condition": max(time_video, condition_time),
         "clean": 1.0,
     }
-    used = torch.tensor([clocks[s.clock] for s in layout.segments], dtype=torch.float32)
+    used = torch.tensor([clocks[s.clock] for s in layout.segments], dtype=torch.float32, device="cpu")
     times, rows = torch.unique(used, return_inverse=True)
     segments = tuple(
         (s.start, s.stop, NUM_MODALITIES * row + s.tag)

@@ -62,7 +62,7 @@ def collapse(
     """
     heads = fine_sigmas.numel() - 1
     covered = (fine_sigmas[:-1] - fine_sigmas[1:]).to(weight.device, torch.float32)
-    share = torch.zeros(heads, device=weight.device)
+    share = torch.zeros_like(covered)
     share[first:last] = covered[first:last] / covered[first:last].sum()
     if form == "residual":
         share[0] = 1.0  # the differences' shares sum to at most one on top of head 0

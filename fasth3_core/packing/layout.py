@@ -225,4 +225,4 @@ class _Rows:
         start = self.segments[-1].stop if self.segments else 0
         self.segments.append(Segment(start, start + positions.shape[0], tag, clock))
         self.positions.append(positions)
-        self.tags.append(torch.full((positions.shape[0],), tag, dtype=torch.int64))
+        self.tags.append(torch.full((positions.shape[0],), tag, dtype=torch.int64, device="cpu"))

@@ -41,8 +41,8 @@ def reference_span(num_latents: int, num_audio: int) -> float:
 
 def text_positions(length: int) -> torch.Tensor:
     """[L, 3]: row i sits at (i, 0, 0)."""
-    out = torch.zeros(length, 3, dtype=torch.float64)
-    out[:, 0] = torch.arange(length, dtype=torch.float64)
+    out = torch.zeros(length, 3, dtype=torch.float64, device="cpu")
+    out[:, 0] = torch.arange(length, dtype=torch.float64, device="cpu")
     return out
 
 
@@ -67,8 +67,8 @@ def video_positions(num_latents: int, height: int, width: int, origin: float) ->
 def audio_positions(num_audio: int, height: int, width: int, origin: float) -> torch.Tensor:
     """[2A, 3], left channel first. h is 0; w is the first or the last coordinate of the frame the sound belongs to."""
     w_axis = axis_grid(width, height, width)
-    out = torch.zeros(2 * num_audio, 3, dtype=torch.float64)
-    out[:, 0] = (origin + torch.arange(num_audio, dtype=torch.float64)).repeat(2)
+    out = torch.zeros(2 * num_audio, 3, dtype=torch.float64, device="cpu")
+    out[:, 0] = (origin + torch.arange(num_audio, dtype=torch.float64, device="cpu")).repeat(2)
     out[:num_audio, 2] = w_axis[0]
     out[num_audio:, 2] = w_axis[-1]
     return out

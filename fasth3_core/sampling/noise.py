@@ -63,17 +63,22 @@ def draw(
         elif condition_noise == "comfy":
             rows = patchify(latent)
             restarted = torch.Generator("cpu").manual_seed(seed)
-            mixed.append(_mix(rows, torch.randn(rows.shape, generator=restarted)))
+            mixed.append(_mix(rows, _randn(rows.shape, restarted)))
         else:
-            mixed.append(patchify(_mix(latent, torch.randn(latent.shape, generator=generator))))
+            mixed.append(patchify(_mix(latent, _randn(latent.shape, generator))))
     return Drawn(
-        video=torch.randn(video_shape, generator=generator),
-        audio_rows=torch.randn(audio_rows_shape, generator=generator),
+        video=_randn(video_shape, generator),
+        audio_rows=_randn(audio_rows_shape, generator),
         condition_rows=tuple(mixed),
         condition_time=1.0 if condition_noise == "none" else VISUAL_CONDITION_TIME,
     )
 
 
+def _randn(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    # dtype and device said: a process may have other defaults, and another dtype draws other numbers
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
 def _mix(clean: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    t = torch.tensor(VISUAL_CONDITION_TIME, dtype=torch.float32)
+    t = torch.tensor(VISUAL_CONDITION_TIME, dtype=torch.float32, device="cpu")
     return t * clean + (1.0 - t) * noise

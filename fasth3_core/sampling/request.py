@@ -39,7 +39,7 @@ class Request:
     @property
     def tags(self) -> torch.Tensor:
         if self.token_tags is None:
-            return torch.ones(self.text_states.shape[1], dtype=torch.int64)
+            return torch.ones(self.text_states.shape[1], dtype=torch.int64, device="cpu")
         return self.token_tags.reshape(-1)
 
     @property

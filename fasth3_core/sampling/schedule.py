@@ -31,7 +31,7 @@ def uniform_base(points: int) -> torch.Tensor:
     """`points` equally spaced positions from 1 to 0, fp32 [points]."""
     if points < 2:
         raise ValueError(f"a grid needs at least 2 points (1 forward), got {points}")
-    return torch.linspace(1.0, 0.0, points, dtype=torch.float32)
+    return torch.linspace(1.0, 0.0, points, dtype=torch.float32, device="cpu")
 
 
 def rungs_base(rungs: Sequence[int]) -> torch.Tensor:
@@ -39,12 +39,13 @@ def rungs_base(rungs: Sequence[int]) -> torch.Tensor:
 
     fp64 because training shifts the rungs in doubles and rounds once; the uniform grid is fp32 throughout.
     """
-    return torch.tensor([*rungs, 0], dtype=torch.float64) / 1000.0
+    return torch.tensor([*rungs, 0], dtype=torch.float64, device="cpu") / 1000.0
 
 
 def bank_base(fine_steps: int, points: int, max_time: float) -> torch.Tensor:
     """Every n-th of fine_steps + 1 equally spaced positions from `max_time` to 0, fp64 [points]."""
-    return torch.linspace(max_time, 0.0, fine_steps + 1, dtype=torch.float64)[:: fine_steps // (points - 1)]
+    fine = torch.linspace(max_time, 0.0, fine_steps + 1, dtype=torch.float64, device="cpu")
+    return fine[:: fine_steps // (points - 1)]
 
 
 def shifted(base: torch.Tensor, shift: float, max_time: float = 1.0) -> Schedule:
@@ -58,7 +59,7 @@ def shifted(base: torch.Tensor, shift: float, max_time: float = 1.0) -> Schedule
 
 def explicit(sigmas: Sequence[float] | torch.Tensor) -> Schedule:
     """A given grid, taken as it is: never shifted."""
-    grid = torch.as_tensor(sigmas, dtype=torch.float32)
+    grid = torch.as_tensor(sigmas, dtype=torch.float32, device="cpu")
     if grid.numel() < 2 or grid[-1] != 0 or bool((grid[1:] >= grid[:-1]).any()):
         raise ValueError(
             f"sigmas {grid.tolist()}: need at least two values, strictly decreasing, and the last one exactly 0"

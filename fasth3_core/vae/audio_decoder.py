@@ -29,8 +29,9 @@ def kaiser_sinc_filter(ratio: int = 2, taps: int = FILTER_TAPS) -> torch.Tensor:
         beta = 0.5842 * (attenuation - 21) ** 0.4 + 0.07886 * (attenuation - 21)
     else:
         beta = 0.0
-    time = torch.arange(-half, half) + 0.5
-    window = torch.kaiser_window(taps, periodic=False, beta=beta)
+    exact = dict(dtype=torch.float32, device="cpu")
+    time = torch.arange(-half, half, **exact) + 0.5
+    window = torch.kaiser_window(taps, periodic=False, beta=beta, **exact)
     taps_L = 2 * cutoff * window * torch.sinc(2 * cutoff * time)
     return (taps_L / taps_L.sum()).view(1, 1, -1)
 

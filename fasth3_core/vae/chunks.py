@@ -54,5 +54,5 @@ def encode_clips(frames: int) -> int:
 
 def blend_tail(body_CFHW: torch.Tensor, tail_CFHW: torch.Tensor) -> None:
     """Blend the previous clip's last 5 frames into the first 5 of this one, in place, in the tensors' dtype."""
-    weights = 1 - torch.arange(OVERLAP_FRAMES, device=body_CFHW.device) / OVERLAP_FRAMES
+    weights = 1 - torch.arange(OVERLAP_FRAMES, dtype=torch.float32, device=body_CFHW.device) / OVERLAP_FRAMES
     body_CFHW[:, :OVERLAP_FRAMES].lerp_(tail_CFHW, weights.to(body_CFHW.dtype)[:, None, None])

@@ -59,7 +59,7 @@ def statistics(
         if name in reader.tensors:
             value = reader.take(name, (None,) * len(reader.shape(name))).flatten()
         else:
-            value = torch.tensor(official, device=reader.device)
+            value = torch.tensor(official, dtype=torch.float32, device=reader.device)
         if value.shape != (channels,):
             raise CheckpointError(f"{reader.what}: {len(value)} values of {name} for {channels} latent channels")
         values.append(value)
@@ -91,7 +91,8 @@ def sample_posterior(mean: torch.Tensor, logvar: torch.Tensor, generator: torch.
 
 
 def _pixel_statistics(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    mean, std = (torch.tensor(values, device=like.device).view(-1, 1, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
+    values = torch.tensor((PIXEL_MEAN, PIXEL_STD), dtype=torch.float32, device=like.device)
+    mean, std = values[..., None, None, None]
     return mean, std
 
 

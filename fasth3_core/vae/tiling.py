@@ -94,4 +94,4 @@ class Stitcher:
 
 
 def _neighbour_weights(overlap: int, like: torch.Tensor) -> torch.Tensor:
-    return (1 - torch.arange(overlap, device=like.device) / overlap).to(like.dtype)
+    return (1 - torch.arange(overlap, dtype=torch.float32, device=like.device) / overlap).to(like.dtype)

@@ -52,7 +52,8 @@ class VideoVAE:
             raise ConfigError("dtype", dtype, f"one of {list(DTYPES)}", "Use float16 on a GPU, float32 anywhere.")
         device = torch.device(device)
         reader = tensors.Reader(tensors_by_name, "video VAE", device)
-        decoder = read_decoder(reader, dtype, head_dim)
+        with exact_fp32(device):  # the caller's autocast would recast what is joined
+            decoder = read_decoder(reader, dtype, head_dim)
         has_encoder = any(name.startswith("encoder.") for name in tensors_by_name)
         encoder = read_encoder(reader) if has_encoder else None
         if encoder is not None and encoder.latent_channels != decoder.latent_channels:
@@ -194,7 +195,7 @@ class VideoVAE:
         posterior noise from a fresh CPU generator, rounded through fp16, then normalised."""
         if pixels.ndim != 5 or pixels.shape[2] != 1:
             raise GeometryError(f"keyframe pixels of shape {list(pixels.shape)}: expected [1, 3, 1, H, W]")
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator("cpu").manual_seed(seed)
         sample = latents.sample_posterior(*self.encode_moments(pixels), generator)
         return self.normalise(sample.half().float())
 
@@ -233,7 +234,8 @@ class VideoVAE:
         """Moments [48, t, h, w] of one clip [1, 3, T, H, W]."""
         t = chunks.CLIP_LATENTS if clip.shape[2] > 1 else 1
         shape = (2 * self.encoder.latent_channels, t, rows.length // STEP, columns.length // STEP)
-        stitcher = Stitcher(rows.in_latents(), columns.in_latents(), torch.empty(shape, device=self.device))
+        canvas = torch.empty(shape, dtype=torch.float32, device=self.device)
+        stitcher = Stitcher(rows.in_latents(), columns.in_latents(), canvas)
         for r in range(len(rows.starts)):
             for c in range(len(columns.starts)):
                 run.check_interrupt()

@@ -57,7 +57,7 @@ class ViTDecoder:
         suffix. An eighth of the head dim in frequencies per axis; the last quarter of a head does not rotate."""
         count = self.head_dim // 8
         frequencies = ROPE_BASE ** (-torch.arange(count, dtype=torch.float32, device=device) / count)
-        angles = torch.zeros(*grid, self.head_dim // 2, device=device)
+        angles = torch.zeros(*grid, self.head_dim // 2, dtype=torch.float32, device=device)
         for axis, size in enumerate(grid):
             coordinate = 2 * (torch.arange(size, dtype=torch.float32, device=device) + 0.5) / size - 1
             along = (2 * math.pi * coordinate[:, None] * frequencies).view(-1, *[1] * (2 - axis), count)
@@ -128,7 +128,7 @@ def read_decoder(reader: Reader, dtype: torch.dtype, head_dim: int) -> ViTDecode
 def _read_block(reader: Reader, index: int, width: int, head_dim: int, dtype: torch.dtype) -> Block:
     name = f"decoder.transformer_blocks.{index}"
     query, key = (reader.linear(f"{name}.attn.to_{part}", width, width, dtype) for part in "qk")
-    order = _pairs_together(width, head_dim).to(reader.device)
+    order = _pairs_together(width, head_dim, reader.device)
     hidden, _ = reader.shape(f"{name}.ff.net.2.weight")[::-1]
     value_gate = reader.linear(f"{name}.ff.net.0.proj", 2 * hidden, width, dtype)
     return Block(
@@ -147,12 +147,12 @@ def _read_block(reader: Reader, index: int, width: int, head_dim: int, dtype: to
     )
 
 
-def _pairs_together(width: int, head_dim: int) -> torch.Tensor:
+def _pairs_together(width: int, head_dim: int, device: torch.device) -> torch.Tensor:
     """Row order of q and k that puts the rotation pairs (i, i + 3D/8) of every head side by side.
 
     Scores do not change under a common order of both, and a pair becomes one complex number.
     """
     half = 3 * head_dim // 8
-    pairs = torch.arange(2 * half).view(2, half).T.flatten()
-    head = torch.cat([pairs, torch.arange(2 * half, head_dim)])
-    return (torch.arange(0, width, head_dim)[:, None] + head).flatten()
+    pairs = torch.arange(2 * half, device=device).view(2, half).T.flatten()
+    head = torch.cat([pairs, torch.arange(2 * half, head_dim, device=device)])
+    return (torch.arange(0, width, head_dim, device=device)[:, None] + head).flatten()

@@ -114,7 +114,7 @@ def _cached_plan(segments, grid, tile_size, device) -> TilePlan:
     sizes = (*prefix_sizes, *video_sizes)
     # the sort is stable, so the tokens of a tile stay in raster order
     video_order = torch.sort(tile_of_token, stable=True).indices
-    order = torch.cat([torch.arange(prefix_len), prefix_len + video_order])
+    order = torch.cat([torch.arange(prefix_len, device="cpu"), prefix_len + video_order])
     check_tiles(sizes, order, tile_size, total)
     parts = [_cuts(size, PART_SIZE) for size in sizes]
     return TilePlan(
@@ -152,7 +152,7 @@ def check_tiles(sizes: tuple[int, ...], order: torch.Tensor, tile_size: int, num
 def _video_tiles(grid, shape) -> tuple[torch.Tensor, list[int]]:
     """Tile number of every token in raster order, and the tokens of each tile; tiles count t, h, w with w fastest."""
     tiles = [-(-n // edge) for n, edge in zip(grid, shape, strict=True)]
-    t, h, w = (torch.arange(n) // edge for n, edge in zip(grid, shape, strict=True))
+    t, h, w = (torch.arange(n, device="cpu") // edge for n, edge in zip(grid, shape, strict=True))
     number = (t[:, None, None] * tiles[1] + h[:, None]) * tiles[2] + w
     return number.flatten(), number.flatten().bincount().tolist()
 
@@ -163,4 +163,4 @@ def _cuts(total: int, size: int) -> list[int]:
 
 
 def _running(counts) -> torch.Tensor:
-    return torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32)
+    return torch.tensor([0, *counts], device="cpu").cumsum(0, dtype=torch.int32)

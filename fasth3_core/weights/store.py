@@ -168,7 +168,7 @@ def _is_zero(reader: FileReader, entry: Entry) -> bool:
     dtype = torch.float32 if assembly.dtype.startswith("F8") else TORCH[assembly.dtype]
     for piece in assembly.pieces:
         for start in range(0, piece.count, _PROBE_ROWS):
-            rows = torch.empty(min(_PROBE_ROWS, piece.count - start), *assembly.shape[1:], dtype=dtype)
+            rows = torch.empty(min(_PROBE_ROWS, piece.count - start), *assembly.shape[1:], dtype=dtype, device="cpu")
             reader.rows(piece.source, piece.start + start, rows)
             if rows.any():
                 return False

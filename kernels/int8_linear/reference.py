@@ -5,8 +5,8 @@ import torch
 
 def hadamard(order: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Normalised Hadamard matrix, fp32 [order, order], symmetric and its own inverse; order is a power of four."""
-    block = torch.ones(4, 4, device=device) - 2 * torch.eye(4, device=device).flip(1)
-    matrix = torch.ones(1, 1, device=device)
+    block = 1 - 2 * torch.eye(4, dtype=torch.float32, device=device).flip(1)
+    matrix = torch.ones(1, 1, dtype=torch.float32, device=device)
     while matrix.shape[0] < order:
         matrix = torch.kron(matrix, block)
     return matrix / order**0.5
