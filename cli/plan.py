@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     from ..fasth3_core.errors import ConfigError
     from ..fasth3_core.model.handle import H3Model
     from ..fasth3_core.packing.geometry import snap_frames
-    from ..fasth3_core.planning import num_parameters, plan, released
+    from ..fasth3_core.planning import plan, released, resident_parameters
     from ..fasth3_core.sampling.settings import resolve
 
     frames = args.frames if args.frames is not None else snap_frames(args.seconds)
@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
         config = released(gates=CONTRACTS[name].sparse)
         model = H3Model(config, CONTRACTS[name], store=None, source="released sizes")
         element = 2
-        weight_bytes = num_parameters(config) * element
+        weight_bytes = resident_parameters(config) * element
     else:
         from ..fasth3_core.checkpoint.load import load_model
 
@@ -50,5 +50,6 @@ def main(args: argparse.Namespace) -> int:
         forwards=settings.video.num_forwards, config=config, vsa=settings.vsa, weight_bytes=weight_bytes,
         element_size=element,
     )
-    print(json.dumps(result.to_dict(), indent=1) if args.json else f"contract {model.contract.name}\n{result.to_text()}")
+    text = f"contract {model.contract.name}\n{result.to_text()}"
+    print(json.dumps(result.to_dict(), indent=1) if args.json else text)
     return 0

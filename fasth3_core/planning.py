@@ -151,3 +151,9 @@ def num_parameters(config: DiTConfig) -> int:
     time = time_hidden * (config.freq_dim + 1) + config.time_embed_dim * (time_hidden + 1)
     rest = patches + C * (config.text_dim + 1) + time * (config.adaln != "curve") + 2 * C + 2 * C * (adaln_in + 1)
     return config.num_layers * block + config.num_refiner_layers * refiner_block + rest
+
+
+def resident_parameters(config: DiTConfig) -> int:
+    """Without the AdaLN of the main blocks, which is read for its tables and not kept."""
+    adaln_in = config.adaln_rank or config.time_embed_dim
+    return num_parameters(config) - config.num_layers * 18 * config.hidden_size * (adaln_in + 1)

@@ -117,12 +117,12 @@ def prepare(
         inv_freq = blocks.inverse_frequencies(config.rope_freq_dim).to(device)
     positions = layout.position_ids if order is None else layout.position_ids[order.cpu()]
     features = [adaln_features(top, config, step.times.to(device)) for step in steps]
-    tables, gated = [], []
-    for i in range(config.num_layers):
+
+    def tables_of_block(weights: blocks.Weights) -> tuple[torch.Tensor, ...]:
         check_interrupt()
-        weights = store.block(i)
-        tables.append(tuple(block_table(f, weights, dtype) for f in features))
-        gated.append(use_gates and _any_nonzero(weights["attn.to_gate_compress.weight"]))
+        return tuple(block_table(f, weights, dtype) for f in features)
+
+    gates = (store.block(i)["attn.to_gate_compress.weight"] for i in range(config.num_layers)) if use_gates else ()
     return Prepared(
         layout=layout,
         ops=ops,
@@ -130,10 +130,10 @@ def prepare(
         conditions=conditions,
         rope=blocks.rope_table(positions, inv_freq, dtype),
         steps=tuple(steps),
-        tables=tuple(tables),
+        tables=store.block_tables(tuple(tuple(step.times.tolist()) for step in steps), tables_of_block),
         final=tuple(final_table(f, top) for f in features),
         heads=heads_of_steps(top, bank, store.head_form, len(steps)),
-        gated=tuple(gated),
+        gated=tuple(map(_any_nonzero, gates)) or (False,) * config.num_layers,
     )
 
 

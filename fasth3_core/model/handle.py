@@ -1,6 +1,6 @@
 """What the loader node hands to the sampler."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -8,6 +8,9 @@ import torch
 
 from ..config import DiTConfig
 from ..contracts import Contract
+
+Tables = tuple[tuple[torch.Tensor, ...], ...]
+BuildTable = Callable[[Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]]
 
 
 class WeightStore(Protocol):
@@ -37,7 +40,13 @@ class WeightStore(Protocol):
         """Everything outside the main blocks."""
 
     def block(self, index: int) -> Mapping[str, torch.Tensor]:
-        """One main block, names relative to it."""
+        """One main block without its AdaLN, names relative to it."""
+
+    def block_tables(self, key: Hashable, build: BuildTable) -> Tables:
+        """AdaLN tables of every block, [block][step]: `build` is called once a block with the block's AdaLN weights.
+
+        A store may keep what it built for a key, which says all that the tables depend on but the weights.
+        """
 
 
 @dataclass(frozen=True)

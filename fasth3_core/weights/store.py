@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -13,6 +13,7 @@ from ..checkpoint.kinds import Entry, Plan
 from ..checkpoint.quant import QuantAssembly, QuantizedWeight
 from ..checkpoint.reading import FileReader
 from ..config import DiTConfig
+from ..model.handle import BuildTable, Tables
 from . import policy
 
 Weight = torch.Tensor | QuantizedWeight
@@ -20,8 +21,19 @@ Weight = torch.Tensor | QuantizedWeight
 GATE = "blocks.{}.attn.to_gate_compress.weight"
 
 
+_ADALN = ".adaln_proj."
+"""In the name of a block's AdaLN weights: two fifths of the released model, read once for each schedule."""
+
+_KEPT_TABLES = 2
+"""Schedules whose AdaLN tables are kept: 0.2 GB each for four steps at the released size."""
+
+
 class ResidentStore:
-    """A `WeightStore` over the files of one component. Names are canonical; quantised weights stay quantised."""
+    """A `WeightStore` over the files of one component. Names are canonical; quantised weights stay quantised.
+
+    AdaLN of the main blocks is never resident. A schedule is known before sampling starts, so its tables are made block
+    by block from weights that are read for the purpose and dropped, and the tables are kept for the next request.
+    """
 
     def __init__(self, component: Component, plan: Plan, config: DiTConfig, dtype: str = "auto") -> None:
         """`dtype`: "auto" or a name of policy.DTYPES, for every weight that is not pinned to a dtype of its own."""
@@ -59,9 +71,12 @@ class ResidentStore:
         return policy.run_dtype(self._requested, self._stored_dtype, torch.device(device))
 
     def nbytes(self, device: torch.device | str = "cpu") -> int:
-        """Bytes that the weights take on a device."""
+        """Bytes that the resident weights take on a device."""
         run = self.dtype_on(device)
-        return sum(entry.nbytes(self._dtype_of(name, run)) for name, entry in self.plan.entries.items())
+        return sum(entry.nbytes(self._dtype_of(name, run)) for name, entry in self._resident_entries())
+
+    def _resident_entries(self) -> Iterator[tuple[str, Entry]]:
+        return ((n, entry) for n, entry in self.plan.entries.items() if not (n.startswith("blocks.") and _ADALN in n))
 
     def _dtype_of(self, name: str, run: torch.dtype) -> torch.dtype:
         return policy.weight_dtype(name, self.config.adaln, run)
@@ -72,7 +87,7 @@ class ResidentStore:
         progress: Callable[[int, int], None] | None = None,
         check_interrupt: Callable[[], None] | None = None,
     ) -> None:
-        """Read every weight from the files into its place on `device`; nothing happens if it is there.
+        """Read every resident weight from the files into its place on `device`; nothing happens if it is there.
 
         Args:
             progress: (bytes done, bytes in all), called after each piece of at most 32 MiB.
@@ -102,7 +117,7 @@ class ResidentStore:
         # a run may ask from within inference mode, but the weights outlive it
         with torch.inference_mode(False), torch.no_grad(), self.component.open(device, on_piece) as reader:
             try:
-                for name, entry in self.plan.entries.items():
+                for name, entry in self._resident_entries():
                     weights[name] = entry.load(reader, self._dtype_of(name, run))
             except BaseException:
                 weights.clear()  # the traceback keeps this frame, and with it everything loaded so far
@@ -114,8 +129,30 @@ class ResidentStore:
         return self._loaded().top
 
     def block(self, index: int) -> Mapping[str, Weight]:
-        """One main block, names relative to it."""
+        """One main block without its AdaLN, names relative to it."""
         return self._loaded().blocks[index]
+
+    def block_tables(self, key: Hashable, build: BuildTable) -> Tables:
+        """AdaLN tables of every block, from weights read one block at a time; those of the last schedules are kept."""
+        resident = self._loaded()
+        with self._lock:
+            if key not in resident.tables:
+                built = tuple(build(self._adaln(i, resident)) for i in range(self.config.num_layers))
+                while len(resident.tables) >= _KEPT_TABLES:
+                    del resident.tables[next(iter(resident.tables))]
+                resident.tables[key] = built
+            return resident.tables[key]
+
+    def _adaln(self, index: int, resident: "_Resident") -> dict[str, Weight]:
+        prefix = f"blocks.{index}"
+        names = [f"{prefix}{_ADALN}linear.{leaf}" for leaf in ("weight", "bias")]
+        with torch.inference_mode(False), torch.no_grad(), self.component.open(resident.device) as reader:
+            return {
+                name.removeprefix(f"{prefix}."): self.plan.entries[name].load(
+                    reader, self._dtype_of(name, resident.dtype)
+                )
+                for name in names
+            }
 
     def release(self) -> None:
         """Let go of the weights in memory; the next `materialise` reads them again."""
@@ -146,6 +183,7 @@ class _Resident:
 
     def __init__(self, weights: Mapping[str, Weight], num_layers: int, device: torch.device, dtype: torch.dtype):
         self.device, self.dtype = device, dtype
+        self.tables: dict[Hashable, Tables] = {}
         top: dict[str, Weight] = {}
         blocks: list[dict[str, Weight]] = [{} for _ in range(num_layers)]
         for name, weight in weights.items():

@@ -1,11 +1,12 @@
 """Weights that are already tensors: what tests, self-tests and benchmarks run a transformer on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 
 import torch
 
 from ..config import DiTConfig
+from ..model.handle import BuildTable, Tables
 
 
 class TensorStore:
@@ -43,6 +44,9 @@ class TensorStore:
 
     def top(self) -> Mapping[str, torch.Tensor]:
         return MappingProxyType(self._top)
+
+    def block_tables(self, key: Hashable, build: BuildTable) -> Tables:
+        return tuple(build(block) for block in self._blocks)
 
     def block(self, index: int) -> Mapping[str, torch.Tensor]:
         return MappingProxyType(self._blocks[index])

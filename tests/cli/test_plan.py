@@ -8,7 +8,7 @@ from comfyui_fasth3.cli import main
 def test_released_sizes(capsys):
     assert main(["plan", "--seconds", "5", "--text-tokens", "300"]) == 0
     out = capsys.readouterr().out
-    assert "contract preview-4" in out and "38,010 tokens" in out and "65.29 GiB" in out
+    assert "contract preview-4" in out and "38,010 tokens" in out and "41.05 GiB" in out
 
 
 def test_json_and_another_contract(capsys):

@@ -3,7 +3,7 @@
 import pytest
 from comfyui_fasth3.fasth3_core.config import DiTConfig, VSAConfig
 from comfyui_fasth3.fasth3_core.errors import GeometryError
-from comfyui_fasth3.fasth3_core.planning import num_parameters, plan, released
+from comfyui_fasth3.fasth3_core.planning import num_parameters, plan, released, resident_parameters
 
 from .tiny import tiny_tensors
 
@@ -26,6 +26,11 @@ def test_parameters_of_any_transformer(gates):
     tensors = tiny_tensors(gates=gates, num_layers=3)
     config = DiTConfig.from_shapes({name: tuple(t.shape) for name, t in tensors.items()})
     assert num_parameters(config) == sum(t.numel() for name, t in tensors.items() if name != "rope.inv_freq")
+
+
+def test_adaln_of_the_blocks_is_not_resident():
+    config = released(gates=True)
+    assert num_parameters(config) - resident_parameters(config) == 50 * 260_209_152
 
 
 def test_tokens_and_tiles_of_the_trained_canvas():

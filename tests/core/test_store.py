@@ -23,9 +23,17 @@ def store_of(tmp_path, form="gates", dtype="auto", **changes):
     return load_model(path, contract=CONTRACT[form], dtype=dtype).store
 
 
-def everything(store) -> dict:
+def resident(store) -> dict:
     blocks = {f"blocks.{i}.{name}": w for i in range(store.config.num_layers) for name, w in store.block(i).items()}
     return {**store.top(), **blocks}
+
+
+def everything(store) -> dict:
+    """With the AdaLN weights, which are lent to whoever builds tables from them."""
+    lent = []
+    store.block_tables(object(), lambda weights: lent.append(weights) or ())
+    adaln = {f"blocks.{i}.{name}": weight for i, weights in enumerate(lent) for name, weight in weights.items()}
+    return resident(store) | adaln
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -67,7 +75,42 @@ def test_nbytes_is_what_is_held(tmp_path, form, dtype):
     store = store_of(tmp_path, form, dtype, **{name: quantise(canonical(form)[name], 16)})
     store.materialise("cpu")
     assert isinstance(store.block(1)["mlp.fc1.weight"], QuantizedWeight)
-    assert store.nbytes("cpu") == sum(weight.nbytes for weight in everything(store).values())
+    assert store.nbytes("cpu") == sum(weight.nbytes for weight in resident(store).values())
+    assert not any("adaln_proj" in name for name in resident(store) if name.startswith("blocks."))
+
+
+def test_tables_are_built_once_for_a_schedule_and_the_last_two_are_kept(tmp_path):
+    store = store_of(tmp_path)
+    store.materialise("cpu")
+    built = []
+
+    def build(weights):
+        built.append(weights["adaln_proj.linear.bias"][0].item())
+        return (weights["adaln_proj.linear.weight"] * 2,)
+
+    first = store.block_tables("four steps", build)
+    assert len(first) == store.config.num_layers == len(built)
+    assert torch.equal(first[1][0], canonical("gates")["blocks.1.adaln_proj.linear.weight"].float() * 2)
+    assert store.block_tables("four steps", build) is first and len(built) == store.config.num_layers
+    store.block_tables("eight steps", build)
+    assert store.block_tables("four steps", build) is first
+    store.block_tables("nine steps", build)
+    assert store.block_tables("four steps", build) is not first
+    store.release()
+    store.materialise("cpu")
+    assert store.block_tables("nine steps", build) is not None and len(built) == 5 * store.config.num_layers
+
+
+def test_an_interrupted_build_leaves_no_tables(tmp_path):
+    store = store_of(tmp_path)
+    store.materialise("cpu")
+
+    def stop(weights):
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        store.block_tables("steps", stop)
+    assert store.block_tables("steps", lambda weights: ()) == ((),) * store.config.num_layers
 
 
 @pytest.mark.parametrize(
