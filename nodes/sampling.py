@@ -93,6 +93,8 @@ class FastH3Sampler(io.ComfyNode):
             check_interrupt=host.check_interrupt, on_step=_step_shower(host, settings.video.num_forwards),
         )
         result.report.seconds["load"] += loading
+        if video.any() or audio.any():
+            result.report.warnings.append("the latent given is not empty; it sets size and length, its content is unread")
         ui = tell(cls, result.report.to_text())
         return io.NodeOutput(_latents.join(result.video, result.audio), result.report, ui=ui)
 

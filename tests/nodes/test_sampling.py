@@ -59,11 +59,12 @@ def test_second_run_equals_the_first_and_seeds_differ(run, request_of, model):
     assert reports[0] == reports[1]
 
 
-def test_what_the_latent_holds_does_not_matter(run, request_of, latent):
+def test_what_the_latent_holds_does_not_matter_and_is_said(run, request_of, latent):
     video, audio = _latents.split(latent)
     filled = _latents.join(torch.randn(video.shape), torch.randn(audio.shape))
     first, second = run("FastH3Sampler", **request_of()), run("FastH3Sampler", **request_of(latent=filled))
     assert torch.equal(tensors(first)[0], tensors(second)[0])
+    assert [any("not empty" in w for w in out.args[1].warnings) for out in (first, second)] == [False, True]
 
 
 def test_weights_stay_for_the_next_run(run, request_of, model):
