@@ -1,5 +1,9 @@
 """Mirrors kernels/precision.py: fp32 is fp32 inside, and the caller's settings are back outside."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from comfyui_fasth3.kernels.precision import exact_fp32, full_precision_matmul
@@ -100,3 +104,46 @@ def test_matmul_settings_come_back_after_an_error():
     assert [m.fp32_precision for m in MATMUL] == before
     assert torch.get_float32_matmul_precision() == "medium"
     torch.set_float32_matmul_precision("highest")
+
+
+EVERY = ("cuda.matmul", "mkldnn.matmul", "cudnn.conv", "mkldnn.conv")
+
+
+def precisions() -> list[str]:
+    backends = (name.split(".") for name in EVERY)
+    return [getattr(getattr(torch.backends, backend), operation).fp32_precision for backend, operation in backends]
+
+
+@new_settings
+@pytest.mark.parametrize(
+    "lower",
+    ["torch.backends.fp32_precision = 'tf32'", "torch.backends.cudnn.fp32_precision = 'tf32'",
+     "torch.backends.mkldnn.fp32_precision = 'bf16'", "torch.backends.cuda.matmul.allow_tf32 = True",
+     "torch.set_float32_matmul_precision('medium')"],
+)  # fmt: skip
+def test_inherited_settings_are_full_precision_inside_and_as_before_after(lower):
+    """In a process of its own: what was inherited cannot be told from what was set, and so not be put back here."""
+    code = f"""
+import runpy, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import conftest
+t = runpy.run_path({__file__!r})
+torch = t["torch"]
+{lower}
+before = t["precisions"]()
+with t["exact_fp32"](t["CPU"]):
+    assert set(t["precisions"]()) <= {{"ieee", "none"}}, t["precisions"]()
+assert t["precisions"]() == before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_one_thread_leaves_while_another_is_inside():
+    torch.set_float32_matmul_precision("high")
+    first, second = full_precision_matmul(), full_precision_matmul()
+    first.__enter__()
+    second.__enter__()  # as in another thread: the settings are of the process
+    first.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "highest"
+    second.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "high"
