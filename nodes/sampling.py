@@ -94,7 +94,7 @@ class FastH3Sampler(io.ComfyNode):
         )
         result.report.seconds["load"] += loading
         if video.any() or audio.any():
-            result.report.warnings.append("the latent given is not empty; it sets size and length, its content is unread")
+            result.report.warnings.append("the latent is not empty: it gives size and length, its content is not read")
         ui = tell(cls, result.report.to_text())
         return io.NodeOutput(_latents.join(result.video, result.audio), result.report, ui=ui)
 
