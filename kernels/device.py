@@ -12,6 +12,11 @@ INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton on the CPU: numerics only, very slow. Tests use it where there is no GPU."""
 
 
+def opted_in(variable: str) -> bool:
+    """Whether the environment has this switch at 1, now."""
+    return os.environ.get(variable) == "1"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """What an op will be called with, as far as an implementation may care. Constant over a run."""

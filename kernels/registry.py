@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from .device import Case
+from .device import Case, opted_in
 
 log = logging.getLogger("fasth3.kernels")
 
@@ -30,6 +30,8 @@ class Impl:
     """Imports and returns the function. Called only after why_not() returned None; an ImportError is a refusal."""
     why_not: Callable[[Case], str | None] = lambda case: None
     """Cheap, no side effects, never launches work."""
+    opt_in: str = ""
+    """Environment variable that has to be 1 before "auto" may try this one; empty: always. A name needs no variable."""
 
 
 class BackendUnavailable(RuntimeError):
@@ -89,13 +91,16 @@ def resolve(op: str, backend: str, case: Case) -> Resolved:
     for impl in _IMPLS[op]:
         if backend not in ("auto", impl.name):
             continue
+        if backend == "auto" and impl.opt_in and not opted_in(impl.opt_in):
+            continue
         function, why = _try(impl, case)
         if why is None:
             return Resolved(op, impl.name, function, refused)
         refused[impl.name] = why
         if backend == "auto" and (op, impl.name, why) not in _LOGGED:
             _LOGGED.add((op, impl.name, why))
-            log.warning("%s: not using %s: %s", op, impl.name, why)
+            asked = f" in spite of {impl.opt_in}=1" if impl.opt_in else ""
+            log.warning("%s: not using %s%s: %s", op, impl.name, asked, why)
     raise BackendUnavailable(op, backend, refused or {backend: f"unknown; {op} has {', '.join(names(op))}"})
 
 

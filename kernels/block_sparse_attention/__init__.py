@@ -1,5 +1,6 @@
 """block_sparse_attention: each video query tile attends to the tiles of its own list, per head."""
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -8,6 +9,7 @@ from ..device import Case, triton_why_not
 from ..registry import Impl, register, resolve
 from .eager import block_sparse_attention_eager
 from .reference import block_sparse_attention_reference
+from .sm100a import block_sparse_attention_sm100a, sm100a_why_not
 
 __all__ = ["block_sparse_attention", "block_sparse_attention_eager", "block_sparse_attention_reference"]
 
@@ -43,7 +45,8 @@ def block_sparse_attention(
     Raises:
         BackendUnavailable: the named backend cannot take q.
     """
-    run = resolve("block_sparse_attention", backend, Case.of(q))
+    case = replace(Case.of(q), grad=any(Case.of(x).grad for x in (q, k, v)))
+    run = resolve("block_sparse_attention", backend, case)
     return run(q, k, v, offsets, index, count, out=out, byte_budget=byte_budget)
 
 
@@ -104,6 +107,12 @@ def _load_hopper():
     return block_sparse_attention_hopper
 
 
+register(
+    Impl(
+        op="block_sparse_attention", name="sm100a", rank=1, opt_in="FASTVIDEO_VSA_SM100A",
+        load=lambda: block_sparse_attention_sm100a, why_not=sm100a_why_not,
+    )
+)
 register(Impl(op="block_sparse_attention", name="hopper", rank=5, load=_load_hopper, why_not=hopper_why_not))
 register(Impl(op="block_sparse_attention", name="triton", rank=10, load=_load_triton, why_not=portable_why_not))
 register(Impl(op="block_sparse_attention", name="eager", rank=50, load=lambda: block_sparse_attention_eager))
