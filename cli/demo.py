@@ -5,8 +5,7 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
-from ..fasth3_core.media.mux import FPS
-from ..fasth3_core.packing.geometry import MIN_FRAMES, SAMPLE_RATE, snap_frames
+from ..fasth3_core.packing.geometry import FPS, MIN_FRAMES, SAMPLE_RATE, audio_samples, snap_frames
 from .graph import apply_settings, read_graph
 from .run import run_graph
 
@@ -53,7 +52,7 @@ def look_at(path: Path, frames: int) -> list[str]:
             return [f"{path.name} has {len(video)} video and {len(audio)} audio streams, expected one of each"]
         counted = sum(1 for _ in container.decode(video=0))
         seconds = audio[0].duration * audio[0].time_base
-        expected = Fraction(round(frames / FPS * SAMPLE_RATE), SAMPLE_RATE)
+        expected = Fraction(audio_samples(frames), SAMPLE_RATE)
         found = {
             "video codec": (video[0].codec_context.name, "h264"),
             "size": (f"{video[0].width}x{video[0].height}", f"{WIDTH}x{HEIGHT}"),

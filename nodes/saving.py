@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 
 from ..fasth3_core.errors import ContractError, GeometryError
-from ..fasth3_core.media.mux import FPS, write_mp4
+from ..fasth3_core.media.mux import write_mp4
+from ..fasth3_core.packing.geometry import FPS
 from . import _host
 from ._host import io
 from ._types import CATEGORY, Report

@@ -12,8 +12,8 @@ import torch
 from av.video.reformatter import ColorRange, Colorspace
 
 from ..errors import FastH3Error, GeometryError
+from ..packing.geometry import FPS
 
-FPS = 24
 VIDEO_ENCODER = "libx264"
 AUDIO_ENCODER = "aac"
 _BT709 = 1

@@ -14,6 +14,7 @@ import torch
 
 from ..config import PATCH
 from ..errors import ContractError, GeometryError
+from .geometry import LATENT_PIXELS
 from .positions import (
     audio_positions,
     frames_in,
@@ -188,7 +189,8 @@ def _check_keyframe(keyframe: Keyframe, latent_frames: int, H: int, W: int) -> N
     h, w = keyframe.latent.shape[-2:]
     if (h, w) != (H, W):
         raise GeometryError(
-            f"a keyframe of {w * 16} x {h * 16} pixels for a video of {W * 16} x {H * 16}: encode it at that size."
+            f"a keyframe of {w * LATENT_PIXELS} x {h * LATENT_PIXELS} pixels for a video of {W * LATENT_PIXELS} x "
+            f"{H * LATENT_PIXELS}: encode it at that size."
         )
     length = frames_in(keyframe.latent.shape[2])
     if keyframe.frame + length > frames:

@@ -15,7 +15,7 @@ _FRAMES_PER_LATENT = (1, 4, 4, 4, 4)
 
 def latent_spans(num_latents: int) -> np.ndarray:
     """Time that each video latent lasts, float64 [T]."""
-    return FRAME_UNITS * np.array([_FRAMES_PER_LATENT[k % 5] for k in range(num_latents)], dtype=np.float64)
+    return FRAME_UNITS * np.array(_frames_of_latents(num_latents), dtype=np.float64)
 
 
 def keyframe_time(origin: float, frame: int, num_latents: int) -> float:
@@ -31,7 +31,11 @@ def keyframe_time(origin: float, frame: int, num_latents: int) -> float:
 
 def frames_in(num_latents: int) -> int:
     """Pixel frames that `num_latents` latents stand for; any count, not only whole clips."""
-    return sum(_FRAMES_PER_LATENT[k % 5] for k in range(num_latents))
+    return sum(_frames_of_latents(num_latents))
+
+
+def _frames_of_latents(num_latents: int) -> list[int]:
+    return [_FRAMES_PER_LATENT[k % len(_FRAMES_PER_LATENT)] for k in range(num_latents)]
 
 
 def reference_span(num_latents: int, num_audio: int) -> float:

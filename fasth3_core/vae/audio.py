@@ -8,14 +8,14 @@ import torch.nn.functional as F
 
 from ...kernels.precision import exact_fp32
 from ..errors import CheckpointError, ConfigError, GeometryError
+from ..packing.geometry import audio_samples
 from . import latents, tensors
 from .audio_decoder import AudioDecoder, read_decoder
 from .audio_encoder import AudioEncoder, read_encoder
 from .audio_weights import fold_weight_norm
 
-SAMPLE_RATE = 32_000
 HOP = 800
-FRAME_RATE = 24
+"""Samples of one latent."""
 
 
 @dataclass(frozen=True)
@@ -88,5 +88,4 @@ class AudioVAE:
         if latent.ndim != 4 or latent.shape[:2] != (1, channels):
             raise GeometryError(f"an audio latent of shape {list(latent.shape)}: expected [1, {channels}, 2, A]")
         wave = self.decode(self.denormalise(latent)[0].transpose(0, 1))[:, 0]
-        samples = round(frames / FRAME_RATE * SAMPLE_RATE)
-        return F.pad(wave, (0, samples - wave.shape[1]))[None]
+        return F.pad(wave, (0, audio_samples(frames) - wave.shape[1]))[None]

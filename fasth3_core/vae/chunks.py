@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import GeometryError
+from ..packing.geometry import CLIP_FRAMES, CLIP_LATENTS
 
-CLIP_FRAMES = 17
-CLIP_LATENTS = 5
 OVERLAP_LATENTS = 2
 OVERLAP_FRAMES = 5
 FRAMES_PER_LATENT = 4

@@ -10,11 +10,12 @@ from functools import cache
 import torch
 
 from ..errors import GeometryError
+from ..packing.geometry import LATENT_PIXELS
 
 TILE = 256
 MIN_OVERLAP = 64
-STEP = 16
-"""Pixels of one latent: sizes, starts and overlaps are multiples of it."""
+STEP = LATENT_PIXELS
+"""Sizes, starts and overlaps are multiples of it."""
 
 
 @dataclass(frozen=True)
