@@ -6,9 +6,10 @@ Bytes are those of this package's own buffers, named one by one, so that a wrong
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .config import DiTConfig, VSAConfig
+from .config import PATCH, DiTConfig, VSAConfig
 from .model.blocks import FF_ROWS
-from .packing.geometry import LATENT_PIXELS, audio_latents, check_size, latent_frames
+from .model.time import BLOCK_ROWS
+from .packing.geometry import FPS, LATENT_PIXELS, audio_latents, check_size, latent_frames
 from .vsa.tiles import tile_plan
 
 
@@ -42,7 +43,7 @@ class Plan:
 
     def to_text(self) -> str:
         lines = [
-            f"{self.width}x{self.height}, {self.frames} frames ({self.frames / 24:.2f} s): {self.tokens:,} tokens = "
+            f"{self.width}x{self.height}, {self.frames} frames ({self.frames / FPS:.2f} s): {self.tokens:,} tokens = "
             f"{self.text_tokens:,} text + {self.audio_tokens:,} audio + {self.video_tokens:,} video",
         ]
         if self.tile_size is None:
@@ -85,8 +86,7 @@ def plan(
         GeometryError: sizes that the model does not take; the message names the nearest legal ones.
     """
     check_size(width, height)
-    T = latent_frames(frames)
-    grid = (T, height // LATENT_PIXELS // 2, width // LATENT_PIXELS // 2)
+    grid = (latent_frames(frames), height // LATENT_PIXELS // PATCH, width // LATENT_PIXELS // PATCH)
     audio = 2 * audio_latents(frames)
     video = grid[0] * grid[1] * grid[2]
     tokens = text_tokens + audio + video
@@ -139,12 +139,12 @@ def released(gates: bool) -> DiTConfig:
 
 
 def num_parameters(config: DiTConfig) -> int:
-    """Of a transformer, full-rank AdaLN included."""
+    """Of a transformer, the AdaLN of every block included."""
     C, inner = config.hidden_size, config.inner_dim
     attention = 4 * inner * C + 2 * config.head_dim
     refiner_block = attention + 3 * config.ffn_dim * C + 2 * C
-    adaln_in = config.adaln_rank or config.time_embed_dim
-    block = refiner_block + 18 * C * (adaln_in + 1) + config.has_gates * inner * C
+    adaln_in = _adaln_inputs(config)
+    block = refiner_block + BLOCK_ROWS * C * (adaln_in + 1) + config.has_gates * inner * C
     rows = config.video_row_dim + config.audio_in_channels
     patches = rows * C + 2 * C + config.output_heads * rows * (C + 1)
     time_hidden = config.time_embed_hidden_dim
@@ -155,5 +155,9 @@ def num_parameters(config: DiTConfig) -> int:
 
 def resident_parameters(config: DiTConfig) -> int:
     """Without the AdaLN of the main blocks, which is read for its tables and not kept."""
-    adaln_in = config.adaln_rank or config.time_embed_dim
-    return num_parameters(config) - config.num_layers * 18 * config.hidden_size * (adaln_in + 1)
+    adaln = BLOCK_ROWS * config.hidden_size * (_adaln_inputs(config) + 1)
+    return num_parameters(config) - config.num_layers * adaln
+
+
+def _adaln_inputs(config: DiTConfig) -> int:
+    return config.adaln_rank or config.time_embed_dim

@@ -1,9 +1,11 @@
 """Which tensors a transformer has, under canonical names, and how their sizes hang together."""
 
+from ..model.time import BLOCK_ROWS
 from .shapes import Shapes, Size, Template, count
 
 
 def templates(present: Shapes) -> tuple[Template, Template]:
+    """(required, optional) shapes; AdaLN form, gates, blocks and output heads follow what is there."""
     curve, rank = "adaln_t_table" in present, "adaln_basis.weight" in present
     heads = output_heads(present)
     required: dict[str, tuple[Size, ...]] = {
@@ -29,7 +31,7 @@ def templates(present: Shapes) -> tuple[Template, Template]:
         required |= _block(f"token_refiner.blocks.{i}")
     for i in range(max(1, count(present, "blocks."))):
         required |= _block(f"blocks.{i}")
-        required |= _linear(f"blocks.{i}.adaln_proj.linear", "18*hidden", "modulation")
+        required |= _linear(f"blocks.{i}.adaln_proj.linear", f"{BLOCK_ROWS}*hidden", "modulation")
         if gated:
             required[f"blocks.{i}.attn.to_gate_compress.weight"] = ("inner", "hidden")
     return required, {"rope.inv_freq": ("rope",)}

@@ -16,6 +16,8 @@ NUM_MODALITIES = 3
 """Video, text, audio: a block's AdaLN has parameters for each."""
 BLOCK_CHUNKS = 6
 """shift, scale, gate of the attention, then of the feed-forward."""
+BLOCK_ROWS = NUM_MODALITIES * BLOCK_CHUNKS
+"""Rows of a block's AdaLN linear, in multiples of the hidden width."""
 
 
 def adaln_features(top: Mapping[str, torch.Tensor], config: DiTConfig, times: torch.Tensor) -> torch.Tensor:

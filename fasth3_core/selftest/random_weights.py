@@ -6,7 +6,7 @@ Scales keep the activations of a deep stack near one, so that a full-size run st
 import torch
 
 from ..model.blocks import inverse_frequencies
-from ..model.time import BLOCK_CHUNKS, NUM_MODALITIES
+from ..model.time import BLOCK_ROWS
 from ..weights.policy import weight_dtype
 
 FULL_SIZE = dict(
@@ -57,8 +57,7 @@ def random_transformer(
         linear(f"{prefix}mlp.fc1", 2 * ffn_dim, hidden_size)
         linear(f"{prefix}mlp.fc2", hidden_size, ffn_dim)
         if modulated:
-            rows = NUM_MODALITIES * BLOCK_CHUNKS * hidden_size
-            linear(f"{prefix}adaln_proj.linear", rows, time_embed_dim, bias=True, gain=0.3)
+            linear(f"{prefix}adaln_proj.linear", BLOCK_ROWS * hidden_size, time_embed_dim, bias=True, gain=0.3)
         if gated:
             linear(f"{prefix}attn.to_gate_compress", inner, hidden_size)
 
