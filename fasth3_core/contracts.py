@@ -12,8 +12,7 @@ from typing import Any
 from .config import TILE_SHAPES, DiTConfig
 from .errors import ConfigError, ContractError
 
-BASE_LAYERS = 50
-TRIMMED_LAYERS = 42
+_TRIMMED_LAYERS = 42
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,27 +103,29 @@ def infer(
         requested: "auto", or the name of a contract, which must then fit the tensors.
 
     Raises:
-        ContractError: the request does not fit the tensors, or "auto" cannot know and says what to choose from.
+        ConfigError: no contract has the requested name.
+        ContractError: the contract does not fit the tensors, or "auto" cannot know and says what to choose from.
     """
     if requested != "auto":
         if requested not in CONTRACTS:
             raise ConfigError("contract", requested, f"'auto' or one of {list(CONTRACTS)}", "Use 'auto' if unsure.")
         contract = CONTRACTS[requested]
-        _check_fit(contract, config, gates_zero)
-        return contract
-    if config.output_heads > 1:
+    elif config.output_heads > 1:
         contract = CONTRACTS["omniref-8"]
-        _check_fit(contract, config, gates_zero)
-        return contract
-    if recorded is not None:
+    elif recorded is not None:
         contract = _from_record(recorded)
-        _check_fit(contract, config, gates_zero)
-        return contract
+    else:
+        contract = _from_tensors(config, gates_zero)
+    _check_fit(contract, config, gates_zero)
+    return contract
+
+
+def _from_tensors(config: DiTConfig, gates_zero: bool | None) -> Contract:
     if not config.has_gates:
         return CONTRACTS["base"]
     if gates_zero:
         return CONTRACTS["compact"]
-    if config.num_layers == TRIMMED_LAYERS and config.adaln == "rank":
+    if config.num_layers == _TRIMMED_LAYERS and config.adaln == "rank":
         return CONTRACTS["trim-8"]
     names = " or ".join(f"'{name}' ({CONTRACTS[name].about})" for name in _GATED)
     raise ContractError(
