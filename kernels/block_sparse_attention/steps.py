@@ -1,8 +1,8 @@
 """Tile lists -> the steps of a kernel that attends 64 keys at a time.
 
 A full tile is a step of its own and needs no mask. The others are cut into granules of at most 8 tokens, and 8 granules
-make a step, whatever tiles they come from. Of random lists at 124 frames two thirds of the tiles are full, and what is
-left of 77 steps is 61.
+make a step, whatever tiles they come from. Lists that random data leads to at 124 frames have 77 tiles, 70 % of them
+full: 60 steps.
 """
 
 import torch
