@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
+from ..fasth3_core.atomic import replacing
 from ..fasth3_core.errors import FastH3Error
 from .graph import apply_settings, read_graph
 
@@ -104,15 +106,10 @@ class Server:
             raise ServerError(f"the server names a file outside the output folder: {inside}")
         path = folder / inside
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".part")
         query = urlencode({key: item.get(key, "") for key in ("filename", "subfolder", "type")})
-        try:
-            with self._open(Request(f"{self.url}/view?{query}")) as response, open(partial, "wb") as file:
-                while block := response.read(1 << 20):
-                    file.write(block)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        url = f"{self.url}/view?{query}"
+        with replacing(path) as partial, self._open(Request(url)) as response, open(partial, "wb") as file:
+            shutil.copyfileobj(response, file)
         return path
 
     def _place(self, prompt_id: str) -> str:

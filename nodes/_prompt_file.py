@@ -6,13 +6,13 @@ A safetensors file with `text_states` [1, L, D] in its own dtype, `token_tags` [
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..fasth3_core.atomic import replacing
 from ..fasth3_core.errors import CheckpointError, ContractError
 from ..fasth3_core.packing.layout import Keyframe
 from ._conditioning import Prompt
@@ -38,12 +38,8 @@ def save(path: Path, prompt: Prompt, metadata: Mapping[str, str]) -> None:
     described = {
         **metadata, "format": FORMAT, "keyframe_frames": json.dumps([keyframe.frame for keyframe in prompt.keyframes])
     }
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as partial:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial, metadata=described)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load(path: Path) -> tuple[Prompt, dict[str, str]]:

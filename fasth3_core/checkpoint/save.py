@@ -1,7 +1,6 @@
 """Writing a component in any layout: one file, or shards with their index, each under a temporary name first."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from ..atomic import replacing
 from ..errors import CheckpointError
 from . import audio_names, names, vae_names
 from .component import INDEX_SUFFIX, SUFFIX
@@ -49,7 +49,7 @@ def save(
         raise CheckpointError(f"{path}: {shards} shards need a folder, not the name of a file.")
     folder.mkdir(parents=True, exist_ok=True)
     if config is not None:
-        _replace(folder / "config.json", lambda to: to.write_text(json.dumps(dict(config), indent=2), encoding="utf-8"))
+        _write_json(folder / "config.json", dict(config))
     if not shards:
         _write(stored, path if folder != path else folder / f"{_STEM}{SUFFIX}", header)
         return path
@@ -59,8 +59,7 @@ def save(
         _write(part, folder / name, header)
         weight_map |= dict.fromkeys(part, name)
     total = sum(tensor.nbytes for tensor in stored.values())
-    index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
-    _replace(folder / f"{_STEM}{INDEX_SUFFIX}", lambda to: to.write_text(index, encoding="utf-8"))
+    _write_json(folder / f"{_STEM}{INDEX_SUFFIX}", {"metadata": {"total_size": total}, "weight_map": weight_map})
     return path
 
 
@@ -93,13 +92,10 @@ def _split(tensors: Mapping[str, torch.Tensor], shards: int) -> list[dict[str, t
 def _write(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str]) -> None:
     # views of one storage are copied apart: the format refuses shared memory
     separate = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    _replace(path, lambda to: save_file(separate, to, metadata={"format": "pt", **metadata}))
+    with replacing(path) as partial:
+        save_file(separate, partial, metadata={"format": "pt", **metadata})
 
 
-def _replace(path: Path, write) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(value, indent=2), encoding="utf-8")

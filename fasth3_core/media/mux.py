@@ -11,6 +11,7 @@ import av
 import torch
 from av.video.reformatter import ColorRange, Colorspace
 
+from ..atomic import replacing
 from ..errors import FastH3Error, GeometryError
 from ..packing.geometry import FPS
 
@@ -52,17 +53,10 @@ def write_mp4(
         GeometryError: no frames, odd sizes, or sizes that change.
         FastH3Error: this build of PyAV lacks an encoder.
     """
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with _open(partial) as container:
-            for key, value in (metadata or {}).items():
-                container.metadata[key] = json.dumps(value)
-            frames = _Tracks(container, crf, audio, sample_rate).encode(chunks)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return frames
+    with replacing(Path(path)) as partial, _open(partial) as container:
+        for key, value in (metadata or {}).items():
+            container.metadata[key] = json.dumps(value)
+        return _Tracks(container, crf, audio, sample_rate).encode(chunks)
 
 
 def _open(path: Path):
