@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ..fasth3_core.checkpoint.names import TRANSFORMER
-from ..fasth3_core.checkpoint.write import restore
+from ..fasth3_core.checkpoint.load import RECORD
+from ..fasth3_core.checkpoint.save import save
 from ..fasth3_core.selftest.random_weights import random_transformer
 from ..nodes import _prompt_file
 from ..nodes._conditioning import Prompt
@@ -18,7 +18,7 @@ _DIMS = dict(
     num_layers=4, hidden_size=128, num_heads=2, head_dim=64, ffn_dim=256, text_dim=64, freq_dim=64,
     time_embed_hidden_dim=128, time_embed_dim=64, rope_freq_dim=8,
 )
-_RECORD = {
+_CONTRACT = {
     "model_id": "fasth3-demo", "dmd_denoising_steps": [999, 749, 500, 250], "num_inference_steps": 5,
     "guidance_scale": 1.0, "attention_backend": "VIDEO_SPARSE_ATTN_H3", "vsa_sparsity": 0.9, "vsa_tile_size": 64,
     "video_scheduler_shift": 12.0, "audio_scheduler_shift": 3.0,
@@ -54,17 +54,6 @@ def write_bundle(out: Path, seed: int = 0) -> BundleNames:
 
 def _write_transformer(folder: Path, seed: int) -> None:
     """Shards with their index, the configuration, and the contract at the root of the release."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = restore(random_transformer(**_DIMS, seed=seed), TRANSFORMER, "diffusers")
-    names = sorted(tensors)
-    size = -(-len(names) // _SHARDS)
-    weight_map = {}
-    for i in range(_SHARDS):
-        file = f"diffusion_pytorch_model-{i + 1:05}-of-{_SHARDS:05}.safetensors"
-        part = {name: tensors[name].contiguous() for name in names[i * size : (i + 1) * size]}
-        save_file(part, folder / file)
-        weight_map |= dict.fromkeys(part, file)
-    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
-    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    (folder / "config.json").write_text(json.dumps({"rope_freq_dim": _DIMS["rope_freq_dim"]}, indent=1))
-    (folder.parent / "fastvideo_inference.json").write_text(json.dumps(_RECORD, indent=1))
+    config = {"rope_freq_dim": _DIMS["rope_freq_dim"]}
+    save(random_transformer(**_DIMS, seed=seed), folder, layout="diffusers", shards=_SHARDS, config=config)
+    (folder.parent / RECORD).write_text(json.dumps(_CONTRACT, indent=1), encoding="utf-8")
