@@ -59,4 +59,4 @@ def _line(row) -> str:
     head = f"{row.status:<4} {row.file:<34} {row.case:<44} {row.backend:<10} {row.dtype:<9}"
     if row.error is None:
         return f"{head} {row.note}"
-    return f"{head} {row.metric:<10} {row.error:.3g} <= {row.tolerance:.3g}"
+    return f"{head} {row.metric:<10} {row.error:.3g} <= {row.tolerance:.3g} {row.note}".rstrip()

@@ -110,7 +110,9 @@ class DiTConfig:
         if "rope.inv_freq" in shapes:
             rope = shape("rope.inv_freq")[0]
         elif given.get("rope_freq_dim"):
-            rope = int(given["rope_freq_dim"])
+            rope = given["rope_freq_dim"]
+            if not isinstance(rope, int):
+                raise CheckpointError(f"the configuration says rope_freq_dim={rope!r}: expected a whole number.")
         elif head_dim == 128:
             rope = _DEFAULT_ROPE_FREQS
         else:
@@ -118,7 +120,7 @@ class DiTConfig:
                 f"the file has no rope.inv_freq and its heads are {head_dim} wide: how many rotary frequencies it was "
                 "trained with cannot be known. Put a config.json with rope_freq_dim beside the weights."
             )
-        if 6 * rope > head_dim:
+        if not 0 < 6 * rope <= head_dim:
             raise CheckpointError(f"{rope} rotary frequencies need 6 x {rope} channels, but a head has {head_dim}.")
         config = cls(
             hidden_size=hidden,
@@ -139,11 +141,14 @@ class DiTConfig:
             has_gates="blocks.0.attn.to_gate_compress.weight" in shapes,
             output_heads=shape("final_layer.video_out.weight")[0] // video_row,
         )
+        # a table over time stands for the whole time embedder, of which the file then says nothing
+        silent = ("freq_dim", "time_embed_hidden_dim", "time_embed_dim") if curve else ()
         for field in fields(config):
             said, is_ = given.get(field.name), getattr(config, field.name)
-            if said is not None and isinstance(is_, int) and not isinstance(is_, bool) and int(said) != is_:
+            speaks = isinstance(is_, int) and not isinstance(is_, bool) and field.name not in silent
+            if said is not None and speaks and said != is_:
                 raise CheckpointError(
-                    f"the configuration says {field.name}={said}, the tensors say {is_}: they are not of one model."
+                    f"the configuration says {field.name}={said!r}, the tensors say {is_}: they are not of one model."
                 )
         return config
 

@@ -102,7 +102,7 @@ def prepare(
         text_states: [L, text_dim].
         condition_rows: fp32 rows, one tensor for each of `layout.conditions`, already mixed with their noise.
         ops: what `resolve_token_ops` decided for this run.
-        use_gates: whether the attention takes a gate.
+        use_gates: whether the attention takes a gate; a model without gates has none to give.
         bank: of a student with several output heads.
     """
     config, top = store.config, store.top()
@@ -122,7 +122,8 @@ def prepare(
         check_interrupt()
         return tuple(block_table(f, weights, dtype) for f in features)
 
-    gates = (store.block(i)["attn.to_gate_compress.weight"] for i in range(config.num_layers)) if use_gates else ()
+    gates = (store.block(i)["attn.to_gate_compress.weight"] for i in range(config.num_layers))
+    gates = gates if use_gates and config.has_gates else ()
     return Prepared(
         layout=layout,
         ops=ops,

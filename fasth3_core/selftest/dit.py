@@ -1,5 +1,6 @@
 """The transformer and the sampler against recorded truth, in every layout of the weights."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ from ...kernels.registry import BackendUnavailable
 from ..checkpoint.names import to_canonical
 from ..config import DiTConfig, VSAConfig
 from ..contracts import Contract
+from ..errors import CheckpointError
 from ..model import blocks, dit
 from ..model.handle import H3Model
 from ..model.ops import resolve_token_ops
@@ -32,6 +34,8 @@ from .plain import plain_vsa
 from .vsa import vsa_backends
 
 _STREAMS = ("video", "audio")
+_POSITION_TOLERANCE = 1e-9
+"""Positions are float64: orders of summation differ by 1e-13, a wrong rule by 1e-2."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,9 @@ class _Case:
 
 def verify_dit(golden: Golden, target: Target) -> Iterator[Row]:
     case = _diffusers_case(golden, target)
+    for name, built in (("position_ids", case.layout.position_ids), ("token_tags", case.layout.token_tags)):
+        if (recorded := golden.optional(name)) is not None:
+            yield target.row(golden, name, "max abs", built, recorded, _POSITION_TOLERANCE)
     recorded_low = "bfloat16" in golden.meta["dtype"]
     truth = "out{}_fp32.{}" if recorded_low else "out{}.{}"
     recorded = "out{}.{}" if recorded_low and target.dtype == torch.bfloat16 else None
@@ -131,10 +138,13 @@ def _rebuild(estimates: list[torch.Tensor], x: torch.Tensor, grid: schedule.Sche
 def verify_sigmas(golden_path, recorded: dict[str, list[float]], rungs: dict[str, tuple[int, ...]]) -> Iterator[Row]:
     """`sigmas.json`: names are shift<s>_n<points> or shift<s>_rungs_<ladder>."""
     for name, values in recorded.items():
-        shift, grid = name.removeprefix("shift").split("_", 1)
-        ladder = rungs[grid.removeprefix("rungs_")] if grid.startswith("rungs_") else None
-        base = schedule.uniform_base(int(grid[1:])) if ladder is None else schedule.rungs_base(ladder)
-        sigmas = schedule.shifted(base, float(shift)).sigmas.tolist()
+        match = re.fullmatch(r"shift([\d.]+)_(?:n(\d+)|rungs_(\w+))", name)
+        if not match or (match[3] and match[3] not in rungs):
+            ladders = ", ".join(rungs)
+            raise CheckpointError(f"{golden_path}: {name!r} is no grid; known are shift<s>_n<points> and "
+                                  f"shift<s>_rungs_<ladder> with the ladders {ladders}.")
+        base = schedule.rungs_base(rungs[match[3]]) if match[3] else schedule.uniform_base(int(match[2]))
+        sigmas = schedule.shifted(base, float(match[1])).sigmas.tolist()
         wrong = float(sum(a != b for a, b in zip(sigmas, values, strict=False)) + abs(len(sigmas) - len(values)))
         yield Row(golden_path.name, name, "torch", "float32", "mismatches", wrong, 0.0)
 
@@ -200,9 +210,11 @@ def _single_file_case(golden: Golden, target: Target) -> _Case:
 
 
 def _store(golden: Golden, target: Target, layout: str) -> TensorStore:
-    tensors = to_canonical(golden.other().weights(), layout=layout)
-    adaln = DiTConfig.from_shapes({name: tuple(t.shape) for name, t in tensors.items()}).adaln
-    return TensorStore({name: cast(name, t, target.dtype, adaln).to(target.device) for name, t in tensors.items()})
+    recorded = golden.other()
+    tensors, said = to_canonical(recorded.weights(), layout=layout), recorded.meta.get("config")
+    adaln = DiTConfig.from_shapes({name: tuple(t.shape) for name, t in tensors.items()}, said).adaln
+    held = {name: cast(name, t, target.dtype, adaln).to(target.device) for name, t in tensors.items()}
+    return TensorStore(held, said)
 
 
 def _compare(

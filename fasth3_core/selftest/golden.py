@@ -1,7 +1,8 @@
 """Recorded truth: safetensors with JSON metadata, and the rows that a comparison with it prints."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ class Golden:
             self._file = safe_open(path, "pt")
         except Exception as error:  # the library raises types of its own for each kind of damage
             raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
-        self.meta: dict[str, Any] = {key: json.loads(text) for key, text in (self._file.metadata() or {}).items()}
+        self.meta = _Metadata(path, self._file.metadata() or {})
         self.names = set(self._file.keys())
 
     @property
@@ -29,6 +30,8 @@ class Golden:
         return self.meta.get("kind", self.path.stem)
 
     def tensor(self, name: str) -> torch.Tensor:
+        if name not in self.names:
+            raise CheckpointError(f"{self.path} lacks the tensor {name!r}: it was recorded incompletely.")
         return self._file.get_tensor(name)
 
     def optional(self, name: str) -> torch.Tensor | None:
@@ -51,6 +54,21 @@ class Golden:
             i += 1
 
 
+class _Metadata(dict[str, Any]):
+    """Header metadata; its values are JSON."""
+
+    def __init__(self, path: Path, texts: Mapping[str, str]) -> None:
+        self._path = path
+        for key, text in texts.items():
+            try:
+                self[key] = json.loads(text)
+            except ValueError:
+                self[key] = text  # as other writers put it, such as {"format": "pt"}
+
+    def __missing__(self, key: str) -> Any:
+        raise CheckpointError(f"{self._path} lacks the metadata {key!r}: it was recorded incompletely.")
+
+
 @dataclass(frozen=True)
 class Row:
     """One comparison."""
@@ -64,7 +82,7 @@ class Row:
     """None when nothing ran."""
     tolerance: float
     note: str = ""
-    """Why nothing ran."""
+    """Why nothing ran, or could be compared."""
 
     @property
     def status(self) -> str:
@@ -73,22 +91,26 @@ class Row:
         return "ok" if self.error <= self.tolerance else "FAIL"  # NaN fails
 
 
+_TINY = 1e-300
+"""Smallest divisor: no error is no error where the truth is all zero, too."""
+
+
 def max_abs(out: torch.Tensor, ref: torch.Tensor) -> float:
     return (out.double().cpu() - ref.double()).abs().max().item()
 
 
 def of_max(out: torch.Tensor, ref: torch.Tensor) -> float:
     """Largest error over the largest value."""
-    return max_abs(out, ref) / ref.double().abs().max().item()
+    return max_abs(out, ref) / max(ref.double().abs().max().item(), _TINY)
 
 
 def rel_l2(out: torch.Tensor, ref: torch.Tensor) -> float:
-    return ((out.double().cpu() - ref.double()).norm() / ref.double().norm()).item()
+    return (out.double().cpu() - ref.double()).norm().item() / max(ref.double().norm().item(), _TINY)
 
 
 def mismatches(out: torch.Tensor, ref: torch.Tensor) -> float:
-    """Number of entries that differ; infinite if the shapes do."""
-    return float((out.cpu() != ref).sum()) if out.shape == ref.shape else float("inf")
+    """Number of entries that differ."""
+    return float((out.cpu() != ref).sum())
 
 
 METRICS = {"max abs": max_abs, "of max": of_max, "rel L2": rel_l2, "mismatches": mismatches}
@@ -137,6 +159,9 @@ class Target:
             plain: what plain torch gives in this dtype; its error makes the tolerance in place of `tolerance`.
             recorded: the same, recorded in the file.
         """
+        if out.shape != ref.shape:
+            note = f"{list(out.shape)} where {list(ref.shape)} was recorded"
+            return Row(golden.path.name, case, backend, self.dtype_name, "shape", math.inf, 0.0, note)
         factor = GPU_FACTOR if self.device.type != "cpu" and metric != "mismatches" else 1.0
         bound = tolerance * factor
         if (anchor := recorded if recorded is not None else plain) is not None:

@@ -33,6 +33,26 @@ def test_configuration_wins_where_tensors_are_silent_and_must_agree_elsewhere():
         DiTConfig.from_shapes(without_rope, {"rope_freq_dim": 6})
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("rope_freq_dim", "16", "rope_freq_dim='16': expected a whole number"), ("rope_freq_dim", -1, "-1 rotary"),
+     ("layers", "two", "num_layers='two', the tensors say 2"), ("heads", [2], r"num_heads=\[2\]")],
+)  # fmt: skip
+def test_nonsense_in_a_configuration_is_quoted(field, value, message):
+    silent = {name: shape for name, shape in shapes().items() if name != "rope.inv_freq"}
+    with pytest.raises(CheckpointError, match=message):
+        DiTConfig.from_shapes(silent, {"rope_freq_dim": 5, field: value})
+
+
+def test_the_time_embedder_of_a_configuration_is_no_concern_of_a_table_over_time():
+    """The configuration of the release beside a file whose AdaLN was reduced to a curve."""
+    curve = {name: shape for name, shape in shapes().items() if not name.startswith("time_embedder.")}
+    curve["adaln_t_table"] = (1025, 8)
+    release = {"timestep_input_dim": 256, "time_embed_hidden_size": 5376, "time_embed_dim": 2688, "layers": 2}
+    config = DiTConfig.from_shapes(curve, release)
+    assert (config.adaln, config.adaln_rank, config.freq_dim) == ("curve", 8, 0)
+
+
 def test_wide_heads_have_sixteen_frequencies():
     wide = shapes(head_dim=128)
     del wide["rope.inv_freq"]
