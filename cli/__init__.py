@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ COMMANDS = {
     "doctor": "show versions, devices and which kernels can run here",
     "inspect": "say what a model file or folder is, from its headers alone",
     "plan": "tokens, tiles and memory of a request, before anything is loaded",
-    "verify": "run golden files on this machine: a self-test after installing",
+    "verify": "compare this machine's results with recorded ones: a self-test after installing",
     "submit": "send an API-format graph to a running ComfyUI, follow it and fetch its files",
 }
 """Command -> one line for the list of commands; the module of the same name is imported when it is asked for."""
@@ -45,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{PROG} {name}: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+        return 1
 
 
 def _usage() -> str:

@@ -19,12 +19,10 @@ def check(graph: Graph, classes: Mapping[str, type]) -> list[str]:
             not take, a cycle, or no node that saves or shows anything.
     """
     known = {i: classes[node["class_type"]] for i, node in graph.items() if node["class_type"] in classes}
-    problems = [
-        f"node {i}: there is no {node['class_type']} here (there are {', '.join(sorted(classes))}); "
-        "a running ComfyUI has more: see the command 'submit'"
-        for i, node in graph.items() if i not in known
-    ]
-    if not problems:
+    problems = [f"node {i}: there is no {node['class_type']} here" for i, node in graph.items() if i not in known]
+    if problems:
+        problems.append(f"there are {', '.join(sorted(classes))}; a running ComfyUI has more: see the command 'submit'")
+    else:
         for i, cls in known.items():
             where = f"node {i} ({graph[i]['class_type']})"
             problems += [f"{where}: {text}" for text in _node_problems(graph, i, cls, known)]
@@ -69,8 +67,12 @@ def _value_problems(name: str, value: Any, spec: tuple) -> list[str]:
     kind, options = spec[0], spec[1] if len(spec) > 1 else {}
     choices = _choices(kind, options)
     if choices is not None:
-        listed = ", ".join(map(repr, choices[:_LISTED])) + (", ..." if len(choices) > _LISTED else "") or "nothing"
-        return [] if value in choices else [f"{name}={value!r} is not one of {listed}"]
+        if value in choices:
+            return []
+        if not choices:
+            return [f"{name}={value!r} is not there, nor anything else: see the options --models and --input"]
+        listed = ", ".join(map(repr, choices[:_LISTED])) + (", ..." if len(choices) > _LISTED else "")
+        return [f"{name}={value!r} is not one of {listed}"]
     if kind in _NUMBERS:
         if isinstance(value, bool) or not isinstance(value, (int, _NUMBERS[kind])):
             return [f"{name}={value!r} is no {kind}"]

@@ -5,7 +5,7 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
-from ..fasth3_core.packing.geometry import FPS, MIN_FRAMES, SAMPLE_RATE, audio_samples, snap_frames
+from ..fasth3_core.packing.geometry import FPS, SAMPLE_RATE, audio_samples, snap_frames
 from .graph import apply_settings, read_graph
 from .run import run_graph
 
@@ -57,7 +57,6 @@ def look_at(path: Path, frames: int) -> list[str]:
             "video codec": (video[0].codec_context.name, "h264"),
             "size": (f"{video[0].width}x{video[0].height}", f"{WIDTH}x{HEIGHT}"),
             "frames": (counted, frames),
-            "frames mod 17": (counted % 17, MIN_FRAMES),
             "frames a second": (video[0].average_rate, FPS),
             "audio codec": (audio[0].codec_context.name, "aac"),
             "audio channels": (audio[0].codec_context.channels, 2),

@@ -19,7 +19,9 @@ def read_graph(path: str | Path) -> Graph:
     """Read an API-format file, or the `prompt` of a file that wraps one."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise GraphError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise GraphError(f"{path}: cannot be read as JSON: {error}") from error
     if isinstance(data, dict) and isinstance(data.get("nodes"), list):
         raise GraphError(

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from ..fasth3_core.errors import FastH3Error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, its folder, or a repository")
-    parser.add_argument("--layout", default="auto", help="diffusers, single-file or original; for fused shards")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE",
+                        help="a weight file, the folder of a sharded model, or a downloaded repository")
+    parser.add_argument("--layout", default="auto",
+                        help="of tensor names that two layouts share: diffusers, single-file or original (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
 
 
@@ -78,10 +81,11 @@ def _rows(facts: dict[str, Any]):
 def _quantisation(classes: dict[str, dict[str, int]]) -> str:
     if not classes:
         return "none"
-    forms = {
-        layer: ", ".join(f"{count} x {name}" for name, count in counts.items()) for layer, counts in classes.items()
-    }
-    return "; ".join(f"{layer}: {form}" for layer, form in forms.items())
+    layers: dict[str, Counter[str]] = {}
+    for layer, counts in classes.items():
+        for name, count in counts.items():
+            layers.setdefault(name, Counter())[layer] += count
+    return "; ".join(f"{sum(of.values())} layers {name} ({', '.join(of)})" for name, of in layers.items())
 
 
 def _gigabytes(size: int) -> str:

@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", type=Path, help="API-format JSON, for example workflows/api/*.json")
     parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE",
                         help="change an input; NODE is an id, or a class that occurs once. Repeatable")
-    parser.add_argument("--models", type=Path, default=Path("models"), help="holds diffusion_models/ and vae/")
-    parser.add_argument("--input", type=Path, default=Path("input"), help="where loader nodes look")
-    parser.add_argument("--output", type=Path, default=Path("output"), help="where saving nodes write")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="holds diffusion_models, vae (%(default)s)")
+    parser.add_argument("--input", type=Path, default=Path("input"), help="pictures and prompt files (%(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("output"), help="where saving nodes write (%(default)s)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; the accelerator if there is one by default")
 
 

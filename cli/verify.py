@@ -8,12 +8,13 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="folder of recorded files")
+    parser.add_argument("folder", type=Path, help="folder of recorded files, such as tests/golden")
     parser.add_argument("--device", default="", help="cpu, cuda, cuda:1 ...; default: a GPU if there is one")
     parser.add_argument(
         "--dtype", action="append", choices=DTYPES, help="may be repeated; default: fp32, and bf16 too on a GPU"
     )
-    parser.add_argument("--backend", action="append", default=[], help="VSA backend; may be repeated; default: all")
+    parser.add_argument("--backend", action="append", default=[],
+                        help="of the sparse op, such as eager; may be repeated; default: all")
     parser.add_argument("--quiet", action="store_true", help="print only what is not ok, and the count")
 
 
@@ -47,11 +48,13 @@ def main(args: argparse.Namespace) -> int:
                 failed.append(f"{path.name} ({name})")
                 continue
             if not cases or cases - ran:
-                failed.append(f"{path.name} ({name}): nothing ran {', '.join(sorted(cases - ran)) or 'at all'}")
-            print(f"{path.name} {name}: {time.perf_counter() - started:.1f} s")
+                failed.append(f"{path.name} ({name}): nothing ran for {', '.join(sorted(cases - ran)) or 'any case'}")
+            if not args.quiet:
+                print(f"{path.name} {name}: {time.perf_counter() - started:.1f} s")
     for text in failed:
         print(f"FAIL {text}")
-    print(f"{counts['ok']} ok, {counts['FAIL']} failed, {counts['n/a']} not available on {device}")
+    faults = f", {len(failed)} files not wholly checked" if failed else ""
+    print(f"{counts['ok']} ok, {counts['FAIL']} failed, {counts['n/a']} not available on {device}{faults}")
     return 1 if failed or counts["FAIL"] or not counts["ok"] else 0
 
 

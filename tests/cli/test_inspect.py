@@ -65,7 +65,7 @@ def test_quantised_and_rank_and_curve(tmp_path, capsys):
     assert one["metadata"]["made_by"] == "a test" and one["gates"] == "none" and one["contract"]["auto"] == "base"
     assert two["dimensions"]["adaln_rank"] == 8 and two["dtypes"].keys() == {"F32", "BF16", "F16"}
     assert main(["inspect", str(curve), str(rank)]) == 0
-    assert "blocks.*.mlp.fc1: 3 x int8_tensorwise" in capsys.readouterr().out
+    assert "3 layers int8_tensorwise (blocks.*.mlp.fc1)" in capsys.readouterr().out
 
 
 def test_other_files_are_named(tmp_path, capsys):

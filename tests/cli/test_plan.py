@@ -8,7 +8,13 @@ from comfyui_fasth3.cli import main
 def test_released_sizes(capsys):
     assert main(["plan", "--seconds", "5", "--text-tokens", "300"]) == 0
     out = capsys.readouterr().out
-    assert "contract preview-4" in out and "38,010 tokens" in out and "41.05 GiB" in out
+    assert "released sizes, contract preview-4, bfloat16" in out and "38,010 tokens" in out and "41.05 GiB" in out
+
+
+def test_dtype_counts(capsys):
+    for dtype, gigabytes in (("bf16", "41.05 GiB"), ("fp32", "82.10 GiB")):
+        assert main(["plan", "--dtype", dtype]) == 0
+        assert gigabytes in capsys.readouterr().out
 
 
 def test_json_and_another_contract(capsys):
