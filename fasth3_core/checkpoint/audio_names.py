@@ -146,9 +146,7 @@ def plan_audio_vae(source: Source) -> Plan:
 def to_canonical(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Convert tensors in memory: in their dtypes, but weights under weight norm come out in fp32."""
     source = MemorySource(tensors)
-    plan = plan_audio_vae(source)
-    with source.open() as reader:
-        return {name: entry.load(reader) for name, entry in plan.entries.items()}
+    return plan_audio_vae(source).load(source)
 
 
 def from_canonical(tensors: Mapping[str, torch.Tensor], layout: str) -> dict[str, torch.Tensor]:

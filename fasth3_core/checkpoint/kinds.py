@@ -79,6 +79,11 @@ class Plan:
     ignored: tuple[str, ...]
     """Stored names that nothing reads."""
 
+    def load(self, source: Source) -> dict[str, Any]:
+        """Every canonical tensor of the source that the plan was made from, on the CPU, as it is stored."""
+        with source.open() as reader:
+            return {name: entry.load(reader) for name, entry in self.entries.items()}
+
 
 def split(name: str) -> tuple[str, str]:
     """(layer, part): a name that ends in no known part is a layer of its own."""

@@ -169,9 +169,7 @@ def to_canonical(
 ) -> dict[str, torch.Tensor | QuantizedWeight]:
     """Convert tensors in memory, in their dtypes. "auto" takes fused names as single-file, never as original."""
     source = MemorySource(tensors)
-    plan = plan_transformer(source, layout)
-    with source.open() as reader:
-        return {name: entry.load(reader) for name, entry in plan.entries.items()}
+    return plan_transformer(source, layout).load(source)
 
 
 def from_canonical(

@@ -176,9 +176,7 @@ def decoder_blocks(plan: Plan) -> int:
 def to_canonical(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | QuantizedWeight]:
     """Convert tensors in memory, in their dtypes."""
     source = MemorySource(tensors)
-    plan = plan_video_vae(source)
-    with source.open() as reader:
-        return {name: entry.load(reader) for name, entry in plan.entries.items()}
+    return plan_video_vae(source).load(source)
 
 
 def from_canonical(tensors: Mapping[str, torch.Tensor | QuantizedWeight], layout: str) -> dict[str, torch.Tensor]:

@@ -15,11 +15,11 @@ from ..checkpoint.reading import FileReader
 from ..config import DiTConfig
 from ..model.handle import BuildTable, Tables
 from . import policy
+from .blocks import by_block
 
 Weight = torch.Tensor | QuantizedWeight
 
-GATE = "blocks.{}.attn.to_gate_compress.weight"
-
+_GATE = "blocks.{}.attn.to_gate_compress.weight"
 
 _ADALN = ".adaln_proj."
 """In the name of a block's AdaLN weights: two fifths of the released model, read once for each schedule."""
@@ -173,7 +173,7 @@ class ResidentStore:
         with self._lock:
             if self._gates_zero is None:
                 with self.component.open() as reader:
-                    gates = (self.plan.entries[GATE.format(i)] for i in range(self.config.num_layers))
+                    gates = (self.plan.entries[_GATE.format(i)] for i in range(self.config.num_layers))
                     self._gates_zero = all(_is_zero(reader, entry) for entry in gates)
             return self._gates_zero
 
@@ -184,14 +184,7 @@ class _Resident:
     def __init__(self, weights: Mapping[str, Weight], num_layers: int, device: torch.device, dtype: torch.dtype):
         self.device, self.dtype = device, dtype
         self.tables: dict[Hashable, Tables] = {}
-        top: dict[str, Weight] = {}
-        blocks: list[dict[str, Weight]] = [{} for _ in range(num_layers)]
-        for name, weight in weights.items():
-            if name.startswith("blocks."):
-                _, index, rest = name.split(".", 2)
-                blocks[int(index)][rest] = weight
-            else:
-                top[name] = weight
+        top, blocks = by_block(weights, num_layers)
         self.top = MappingProxyType(top)
         self.blocks = tuple(MappingProxyType(block) for block in blocks)
 

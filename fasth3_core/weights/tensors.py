@@ -7,6 +7,7 @@ import torch
 
 from ..config import DiTConfig
 from ..model.handle import BuildTable, Tables
+from .blocks import by_block
 
 
 class TensorStore:
@@ -17,14 +18,7 @@ class TensorStore:
     def __init__(self, tensors: Mapping[str, torch.Tensor], overrides: Mapping[str, object] | None = None) -> None:
         """Raises CheckpointError if the tensors are not a whole transformer."""
         self.config = DiTConfig.from_shapes({name: tuple(t.shape) for name, t in tensors.items()}, overrides)
-        self._top: dict[str, torch.Tensor] = {}
-        self._blocks: list[dict[str, torch.Tensor]] = [{} for _ in range(self.config.num_layers)]
-        for name, tensor in tensors.items():
-            if name.startswith("blocks."):
-                _, index, rest = name.split(".", 2)
-                self._blocks[int(index)][rest] = tensor
-            else:
-                self._top[name] = tensor
+        self._top, self._blocks = by_block(tensors, self.config.num_layers)
 
     @property
     def dtype(self) -> torch.dtype:
