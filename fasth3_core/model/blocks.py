@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ...kernels.dense_attention import dense_attention_eager
 from ...kernels.segments import Segments
 from ..config import DiTConfig
 from .linear import linear
@@ -51,9 +52,8 @@ def inverse_frequencies(count: int) -> torch.Tensor:
 
 
 def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: None = None) -> torch.Tensor:
-    """Softmax attention over all tokens, [S, H, D] -> [S, H, D]."""
-    out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)))
-    return out[0].transpose(0, 1)
+    """Softmax attention over all tokens, [S, H, D] -> [S, H, D], in the form of `Attend`."""
+    return dense_attention_eager(q, k, v)
 
 
 def attention(
