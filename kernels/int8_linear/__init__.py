@@ -30,7 +30,7 @@ def dequantise_int8(
     Raises:
         ValueError: group does not divide I or is no power of four.
     """
-    check(weight, group)
+    _check(weight, group)
     return dequantise_int8_eager(weight, scale, group, dtype)
 
 
@@ -57,11 +57,11 @@ def int8_linear(
         ValueError: group does not divide I or is no power of four.
         BackendUnavailable: the named backend cannot take x.
     """
-    check(weight, group)
+    _check(weight, group)
     return resolve("int8_linear", backend, Case.of(x))(x, weight, scale, bias, group)
 
 
-def check(weight: torch.Tensor, group: int | None) -> None:
+def _check(weight: torch.Tensor, group: int | None) -> None:
     if group is None:
         return
     if group < 1 or group & (group - 1) or group.bit_length() % 2 == 0 or weight.shape[1] % group:

@@ -2,6 +2,8 @@
 
 import torch
 
+from ..precision import full_precision_matmul
+
 
 def hadamard(order: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Normalised Hadamard matrix, fp32 [order, order], symmetric and its own inverse; order is a power of four."""
@@ -26,5 +28,6 @@ def dequantise_int8_reference(weight_OI, scale_O, group):
 
 def int8_linear_reference(x_SI, weight_OI, scale_O, bias_O, group):
     """x Wᵀ + b in fp32; cast once."""
-    y_SO = x_SI.float() @ dequantise_int8_reference(weight_OI, scale_O, group).T
+    with full_precision_matmul():
+        y_SO = x_SI.float() @ dequantise_int8_reference(weight_OI, scale_O, group).T
     return (y_SO if bias_O is None else y_SO + bias_O.float()).to(x_SI.dtype)

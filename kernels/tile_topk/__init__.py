@@ -29,11 +29,11 @@ def tile_topk(
         ValueError: kept or mode outside what they may be.
         BackendUnavailable: the named backend cannot take scores.
     """
-    check(scores, num_prefix, kept, mode)
+    _check(scores, num_prefix, kept, mode)
     return resolve("tile_topk", backend, Case.of(scores))(scores, num_prefix, kept, mode)
 
 
-def check(scores: torch.Tensor, num_prefix: int, kept: int, mode: str) -> None:
+def _check(scores: torch.Tensor, num_prefix: int, kept: int, mode: str) -> None:
     V, N = scores.shape[-2:]
     if num_prefix + V != N:
         raise ValueError(f"tile_topk: scores have {N} columns, expected {num_prefix} prefix + {V} video tiles")
