@@ -8,6 +8,7 @@ import torch
 from ..fasth3_core.errors import ContractError, GeometryError
 from ..fasth3_core.packing.layout import Keyframe, Reference
 from ..fasth3_core.sampling.noise import VISUAL_CONDITION_TIME
+from ._latents import AUDIO_CHANNELS, VIDEO_CHANNELS
 
 TOKEN_TAGS = "minimax_token_tags"
 KEYFRAMES = "minimax_keyframes"
@@ -136,11 +137,11 @@ def _tensor(entry: dict[str, Any], key: str, where: str, shape: tuple[int | None
 
 
 def _video_latent(entry: dict[str, Any], where: str) -> torch.Tensor | None:
-    return _tensor(entry, "latent", where, (1, 24, None, None, None))
+    return _tensor(entry, "latent", where, (1, VIDEO_CHANNELS, None, None, None))
 
 
 def _audio_latent(entry: dict[str, Any], where: str) -> torch.Tensor | None:
-    return _tensor(entry, "audio_latent", where, (1, 32, 2, None))
+    return _tensor(entry, "audio_latent", where, (1, AUDIO_CHANNELS, 2, None))
 
 
 def _keyframe(index: int, entry: dict[str, Any]) -> Keyframe:

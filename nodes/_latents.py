@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..fasth3_core.config import PATCH
 from ..fasth3_core.errors import ContractError, GeometryError
 from ..fasth3_core.packing.geometry import LATENT_PIXELS, audio_latents, frames_of_latents
 from . import _host
@@ -57,15 +58,16 @@ def split(latent: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         raise GeometryError(
             f"{video.shape[2]} video latents last as long as {expected} audio latents, but there are {audio.shape[3]}."
         )
-    if video.shape[3] % 2 or video.shape[4] % 2:
+    height, width = video.shape[3:]
+    if height % PATCH or width % PATCH:
         raise GeometryError(
-            f"a video of {video.shape[4] * 16}x{video.shape[3] * 16} pixels: both sides must be multiples of 32."
+            f"a video of {width * LATENT_PIXELS}x{height * LATENT_PIXELS} pixels: both sides must be multiples of 32."
         )
     return video, audio
 
 
-def empty(latent_frames: int, height: int, width: int, audio_latents: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zero latents of a clip of `height` x `width` pixels."""
+def empty(latent_frames: int, height: int, width: int, num_audio: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zero latents of a clip of `height` x `width` pixels, with `num_audio` audio latents a channel."""
     exact = dict(dtype=torch.float32, device="cpu")
     video = torch.zeros(1, VIDEO_CHANNELS, latent_frames, height // LATENT_PIXELS, width // LATENT_PIXELS, **exact)
-    return video, torch.zeros(1, AUDIO_CHANNELS, 2, audio_latents, **exact)
+    return video, torch.zeros(1, AUDIO_CHANNELS, 2, num_audio, **exact)

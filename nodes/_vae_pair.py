@@ -12,12 +12,13 @@ from ..fasth3_core.checkpoint.component import open_component
 from ..fasth3_core.checkpoint.load import AUDIO_VAE_FOLDERS, VIDEO_VAE_FOLDERS, load_audio_vae, load_video_vae
 from ..fasth3_core.checkpoint.vae_names import plan_video_vae
 from ..fasth3_core.vae import AudioVAE, VideoVAE
+from ..fasth3_core.vae.chunks import CLIP_FRAMES, DECODED_FRAMES
+from ..fasth3_core.vae.run import AUTO_TILE_BATCH
 
 _ENCODER = ("encoder.", "quant_conv.")
-_AUTO_TILES = 4
 _TILE_BYTES = 160 << 20
 """Activations of one 256-pixel tile in the decoder of the release: 1797 tokens, 2048 wide, feed-forward 16384."""
-_PIXEL_BYTES = 3 * (28 * 2 + 2 * 17 * 4)
+_PIXEL_BYTES = 3 * (DECODED_FRAMES * 2 + 2 * CLIP_FRAMES * 4)
 """Per pixel of the canvas: a clip of 28 frames in fp16, and its 17 finished frames in fp32, twice while one leaves."""
 _SPARE_BYTES = 512 << 20
 
@@ -54,7 +55,8 @@ class VaePair:
 
     def working_bytes(self, tile_batch: int, height: int, width: int) -> int:
         """Bytes that decoding a canvas takes beside the weights, whatever its length."""
-        return (tile_batch or _AUTO_TILES) * _TILE_BYTES + height * width * _PIXEL_BYTES + _SPARE_BYTES
+        tiles = tile_batch or max(AUTO_TILE_BATCH.values())
+        return tiles * _TILE_BYTES + height * width * _PIXEL_BYTES + _SPARE_BYTES
 
     def materialise(
         self,
