@@ -49,6 +49,9 @@ def draw(
     Args:
         condition_noise: "fastvideo" (one sequential generator, as distilled), "comfy" (row-shaped, the seed restarted
             for every condition, as ComfyUI's own sampler does) or "none" (clean conditions at time 1).
+
+    Raises:
+        ConfigError: another condition_noise.
     """
     if condition_noise not in CONDITION_NOISE:
         raise ConfigError("condition_noise", condition_noise, f"one of {list(CONDITION_NOISE)}", "Use 'fastvideo'.")

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from ..config import VSAConfig
 from ..contracts import Contract
 from ..errors import ConfigError, ContractError
@@ -89,7 +91,8 @@ def _bank(contract: Contract, shift_video: float, shift_audio: float) -> Bank | 
     )
 
 
-def _base(contract: Contract, grid: str):
+def _base(contract: Contract, grid: str) -> tuple[torch.Tensor, str]:
+    """Positions before the shift, and the name of the grid that "contract" stood for."""
     if grid not in GRIDS:
         raise ConfigError("grid", grid, f"one of {list(GRIDS)}", "Use 'contract' if unsure.")
     name = contract.default_grid if grid == "contract" else grid

@@ -20,6 +20,8 @@ HOP = 800
 
 @dataclass(frozen=True)
 class AudioVAE:
+    """Weights on one device; latents_mean and latents_std are [32]. Immutable: `to` makes another."""
+
     decoder: AudioDecoder
     encoder: AudioEncoder | None
     latents_mean: torch.Tensor
@@ -60,6 +62,7 @@ class AudioVAE:
         return latents.normalise(raw, self.latents_mean, self.latents_std)
 
     def denormalise(self, latent: torch.Tensor) -> torch.Tensor:
+        """Inverse of `normalise`."""
         return latents.denormalise(latent, self.latents_mean, self.latents_std)
 
     def decode(self, raw: torch.Tensor) -> torch.Tensor:

@@ -21,13 +21,17 @@ def nothing(*_) -> None:
 
 @dataclass
 class Run:
+    """State of one decode or encode."""
+
     tile_batch: int
+    """As the caller asked: 0 lets the device decide."""
     device: torch.device
     on_chunk: Progress
     check_interrupt: Callable[[], None]
     total: int
     done: int = 0
     tiles: int = field(init=False)
+    """Decoded at once; halved when memory runs out."""
 
     def __post_init__(self) -> None:
         wanted = self.tile_batch or AUTO_TILE_BATCH.get(self.device.type, 1)

@@ -24,6 +24,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class VideoVAE:
+    """Weights on one device; latents_mean and latents_std are [24]. Immutable: `to` makes another."""
+
     decoder: ViTDecoder
     encoder: VideoEncoder | None
     latents_mean: torch.Tensor
@@ -81,6 +83,7 @@ class VideoVAE:
         return latents.normalise(raw, self.latents_mean, self.latents_std)
 
     def denormalise(self, latent: torch.Tensor) -> torch.Tensor:
+        """Inverse of `normalise`."""
         return latents.denormalise(latent, self.latents_mean, self.latents_std)
 
     def decode(
