@@ -11,16 +11,9 @@ from comfyui_fasth3.fasth3_core.vae.audio_weights import fold_weight_norm
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ATOL = 1e-5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """The recorded model is so small that waking a second thread costs more than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,10 @@ from comfyui_fasth3.fasth3_core.vae import VideoVAE, sample_posterior, video
 from comfyui_fasth3.fasth3_core.vae.tokenwise import normalise_and_rotate
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PIXEL_ATOL = 5e-4  # the file holds pixels in fp16: half a step below 1 is 2.5e-4
 MEAN_ATOL = 1e-5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """The recorded model is so small that waking a second thread costs more than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
