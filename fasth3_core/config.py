@@ -124,8 +124,8 @@ class DiTConfig:
             raise CheckpointError(f"{rope} rotary frequencies need 6 x {rope} channels, but a head has {head_dim}.")
         config = cls(
             hidden_size=hidden,
-            num_layers=_count(shapes, r"blocks\.(\d+)\.norm1\.weight"),
-            num_refiner_layers=_count(shapes, r"token_refiner\.blocks\.(\d+)\.norm1\.weight"),
+            num_layers=_count(shapes, r"blocks\.([0-9]{1,3})\.norm1\.weight"),
+            num_refiner_layers=_count(shapes, r"token_refiner\.blocks\.([0-9]{1,3})\.norm1\.weight"),
             num_heads=shape("blocks.0.attn.qkv_proj.weight")[0] // (3 * head_dim),
             head_dim=head_dim,
             ffn_dim=shape("blocks.0.mlp.fc2.weight")[1],

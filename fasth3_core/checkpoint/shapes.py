@@ -4,6 +4,7 @@ A template maps a tensor name to its sizes: a number, the name of a dimension ("
 Each dimension takes the value that most tensors agree on, so the tensor that is named as wrong is the odd one out.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -33,9 +34,12 @@ def expected(template: Template, dims: Mapping[str, int]) -> dict[str, tuple[int
 
 
 def count(names: Iterable[str], prefix: str) -> int:
-    """One more than the highest N of names `prefix` N `.` ...: how many blocks the file numbers."""
+    """One more than the highest N of names `prefix` N `.` ...: how many blocks the file numbers.
+
+    A number of more than three digits is no block: the name is reported as unknown, and no list is made of its size.
+    """
     heads = {name[len(prefix) :].split(".")[0] for name in names if name.startswith(prefix)}
-    return max((int(head) for head in heads if head.isdecimal()), default=-1) + 1
+    return max((int(head) for head in heads if re.fullmatch("[0-9]{1,3}", head)), default=-1) + 1
 
 
 def _parse(size: str) -> tuple[int, str]:

@@ -251,3 +251,11 @@ def test_a_vae_in_the_model_slot(stem, said):
 )
 def test_other_files_in_the_model_slot(keys, said):
     assert re.search(said, refused({key: torch.zeros(2, 2) for key in keys}))
+
+
+@pytest.mark.parametrize("number", ["999999999999", "9" * 5000, "00", "٣"])
+def test_a_number_that_is_no_block_is_an_unknown_name(number):
+    tensors = canonical("full")
+    name = f"blocks.{number}.norm1.weight"
+    with pytest.raises(CheckpointError, match=r"norm1\.weight: 1 unknown"):
+        to_canonical(tensors | {name: tensors["blocks.0.norm1.weight"]})
