@@ -258,4 +258,4 @@ def test_a_number_that_is_no_block_is_an_unknown_name(number):
     tensors = canonical("full")
     name = f"blocks.{number}.norm1.weight"
     with pytest.raises(CheckpointError, match=r"norm1\.weight: 1 unknown"):
-        to_canonical(tensors | {name: tensors["blocks.0.norm1.weight"]})
+        names.to_canonical(tensors | {name: tensors["blocks.0.norm1.weight"]})
