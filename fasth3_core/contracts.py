@@ -4,7 +4,8 @@ A contract is what the sampler runs unless a setting departs from it; every depa
 Figures: spec sheets and model cards of the FastH3 releases.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -161,34 +162,43 @@ def _check_fit(contract: Contract, config: DiTConfig, gates_zero: bool | None) -
 
 def _from_record(recorded: Mapping[str, Any]) -> Contract:
     """A contract from `fastvideo_inference.json`; fields that it lacks come from the known student it matches."""
-    rungs = tuple(int(r) for r in recorded.get("dmd_denoising_steps") or ())
-    if not rungs:
+    steps = recorded.get("dmd_denoising_steps")
+    if not steps:
         raise ContractError(
             "fastvideo_inference.json has no dmd_denoising_steps: its schedule is unknown. Choose the contract by name."
         )
-    if any(b >= a for a, b in pairwise(rungs)) or not 0 < rungs[-1] < rungs[0] <= 1000:
-        raise ContractError(f"dmd_denoising_steps {list(rungs)}: must fall strictly from at most 1000 to above 0.")
-    points = int(recorded.get("num_inference_steps", len(rungs) + 1))
-    if points != len(rungs) + 1:
+    falling = isinstance(steps, list) and all(type(r) is int and 0 < r <= 1000 for r in steps)
+    if not falling or any(b >= a for a, b in pairwise(steps)):
         raise ContractError(
-            f"fastvideo_inference.json gives {points} grid points and {len(rungs)} rungs; they must differ by one."
+            f"fastvideo_inference.json says dmd_denoising_steps={steps!r}: expected whole numbers that fall strictly "
+            "from at most 1000 to above 0. Choose the contract by name."
         )
-    if float(recorded.get("guidance_scale", 1.0)) != 1.0:
-        raise ContractError("fastvideo_inference.json asks for guidance, which no distilled H3 student has.")
+    rungs = tuple(steps)
+
+    def number(key: str, default: float, wanted: str, fits: Callable[[float], bool]) -> float:
+        value = default if recorded.get(key) is None else recorded[key]
+        if type(value) not in (int, float) or not fits(value):
+            raise ContractError(
+                f"fastvideo_inference.json says {key}={value!r}: expected {wanted}. Choose the contract by name."
+            )
+        return value
+
+    points = len(rungs) + 1
+    number("num_inference_steps", points, f"{points}, one more than the rungs", lambda n: n == points)
+    number("guidance_scale", 1.0, "1, as no distilled H3 student has guidance", lambda scale: scale == 1)
     dense = "VIDEO_SPARSE_ATTN" not in str(recorded.get("attention_backend", "VIDEO_SPARSE_ATTN_H3"))
     known = next((c for c in CONTRACTS.values() if c.rungs == rungs and c.sparse != dense), CONTRACTS["preview-4"])
-    tile = int(recorded.get("vsa_tile_size", known.tile_size))
-    if tile not in TILE_SHAPES:
-        raise ContractError(f"fastvideo_inference.json asks for {tile}-token tiles; known are {sorted(TILE_SHAPES)}.")
+    positive = "a positive number", lambda shift: 0 < shift < math.inf
+    sparsity = number("vsa_sparsity", known.sparsity or 0.0, "0 <= sparsity < 1", lambda share: 0 <= share < 1)
     return Contract(
         name=known.name if known.rungs == rungs else "recorded",
         points=points,
         rungs=rungs,
         default_grid=known.default_grid if known.rungs == rungs else "trained",
-        shift_video=float(recorded.get("video_scheduler_shift", known.shift_video)),
-        shift_audio=float(recorded.get("audio_scheduler_shift", known.shift_audio)),
-        sparsity=None if dense else float(recorded.get("vsa_sparsity", known.sparsity or 0.0)),
-        tile_size=tile,
+        shift_video=number("video_scheduler_shift", known.shift_video, *positive),
+        shift_audio=number("audio_scheduler_shift", known.shift_audio, *positive),
+        sparsity=None if dense else sparsity,
+        tile_size=number("vsa_tile_size", known.tile_size, f"one of {list(TILE_SHAPES)}", TILE_SHAPES.__contains__),
         tasks=("t2va",),
         about=f"recorded beside the weights ({recorded.get('model_id', 'no model id')})",
     )

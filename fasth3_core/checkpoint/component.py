@@ -168,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or a CheckpointError that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, expected an object.")

@@ -113,7 +113,9 @@ class _Found:
         parts = [self.tensors[name] for name in sources]
         if len({part.shape for part in parts}) > 1:
             return {}  # the odd one is found by comparing with the other blocks
-        if unread := {part.dtype for part in parts} - set(TORCH):
+        quantised = leaf == "weight" and any(layer in self.specs for layer in group.source)
+        readable = {name for name, dtype in TORCH.items() if quantised or dtype.is_floating_point}
+        if unread := {part.dtype for part in parts} - readable:
             raise ValueError(f"values of type {unread.pop()} are not read")
         first = parts[0].shape[0] if parts[0].shape else 1
         rows = first * len(sources)
@@ -180,6 +182,8 @@ class _Found:
             layer, leaf = split(local)
             if name.endswith(_DIRECTIONS) and join(layer, "weight_g") not in self.stored:
                 self.missing[join(layer, "weight_g")] = None
+            if leaf == "weight_scale" and layer not in self.specs:
+                self.unknown.append(name)  # of a weight that is not quantised: who wrote it meant another weight
         for name in present - set(known):
             layer, leaf = split(name)
             if leaf not in COMPANIONS:

@@ -20,7 +20,7 @@ _SUPPORTED = (
     "use the bf16, int8_convrot or fp8_scaled file of the same release."
 )
 _KNOWN_FIELDS = {
-    "format", "convrot", "convrot_groupsize", "params", "full_precision_matrix_mult", "orig_dtype", "orig_shape",
+    "format", "convrot", "convrot_groupsize", "full_precision_matrix_mult", "orig_dtype", "orig_shape",
 }  # fmt: skip
 """Fields of a marker; the last three say how to multiply, not what the weight is."""
 
@@ -47,9 +47,11 @@ def find_specs(
         if name.endswith(".comfy_quant"):
             markers[name.removesuffix(".comfy_quant")] = _decode(label, name, read_bytes(name))
     foreign = Counter(_foreign(tensors, markers))
-    foreign.update(f"{fields.get('format')!r}" for fields in markers.values() if fields.get("format") not in FORMATS)
+    marked = [fields.get("format") for fields in markers.values()]
+    foreign.update(repr(format) for format in marked if format not in list(FORMATS))
     if foreign:
-        method = ((config or {}).get("quantization_config") or {}).get("quant_method")
+        settings = (config or {}).get("quantization_config")
+        method = settings.get("quant_method") if isinstance(settings, dict) else None
         listing = ", ".join(f"{count} layers {what}" for what, count in foreign.most_common())
         by = f" (made by {method})" if method else ""
         raise CheckpointError(f"{label} is quantised in a form that is not read: {listing}{by}. {_SUPPORTED}")
@@ -109,12 +111,17 @@ def _decode(label: str, name: str, raw: bytes) -> dict[str, Any]:
 
 
 def _spec(label: str, layer: str, fields: dict[str, Any]) -> Spec:
-    if strange := sorted(set(fields) - _KNOWN_FIELDS):
+    params = fields.get("params") or {}
+    if isinstance(params, dict):
+        fields = params | {key: value for key, value in fields.items() if key != "params"}
+    group = fields.get("convrot_groupsize", DEFAULT_GROUP)
+    strange = [key for key in fields if key not in _KNOWN_FIELDS]
+    strange += [] if type(group) is int else ["convrot_groupsize"]
+    if strange:
         raise CheckpointError(f"{label}: {layer} is quantised with unknown settings {strange}. {_SUPPORTED}")
-    fields = {**(fields.get("params") or {}), **fields}
     if fields["format"] != "int8_tensorwise" or not fields.get("convrot", False):
         return Spec(fields["format"])
-    return Spec(fields["format"], int(fields.get("convrot_groupsize", DEFAULT_GROUP)))
+    return Spec(fields["format"], group)
 
 
 def _check(label: str, layer: str, spec: Spec, tensors: Mapping[str, Stored]) -> None:

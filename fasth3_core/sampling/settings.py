@@ -1,5 +1,6 @@
 """Contract plus explicit settings -> what a run does, with every departure put into words."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,10 @@ def resolve(
         if contract.fine_steps:
             raise ContractError(f"contract '{contract.name}': its heads belong to its own grid, not to given sigmas.")
         (video, audio), departures = schedules, ["explicit sigmas instead of the contract's"]
+        if video.num_forwards != audio.num_forwards:
+            raise ContractError(
+                f"{len(video.sigmas)} video and {len(audio.sigmas)} audio sigmas: the streams share every forward."
+            )
     if task not in contract.tasks:
         kind = {"fl2va": "keyframes", "ref2va": "references"}.get(task, task)
         departures.append(f"{kind}: {contract.about} was distilled for {', '.join(contract.tasks)} only")
@@ -71,12 +76,18 @@ def _schedules(
     shifts = []
     for name, given in (("shift_video", shift_video), ("shift_audio", shift_audio)):
         own = getattr(contract, name)
-        if not given >= 0.0:  # also refuses NaN
+        if not 0.0 <= given < math.inf:  # also refuses NaN
             raise ConfigError(name, given, "a positive number, or 0 for the contract's", f"Use 0 for {own:g}.")
         shifts.append(given or own)
         if given and given != own:
             departures.append(f"{name} {given:g} instead of {own:g}")
     video, audio = (schedule.shifted(base, shift, contract.max_time) for shift in shifts)
+    for name, shift, made in zip(("shift_video", "shift_audio"), shifts, (video, audio), strict=True):
+        if made.num_forwards < len(base) - 1:
+            raise ConfigError(
+                name, shift, f"a shift that keeps all {len(base)} points of the grid apart in fp32",
+                f"Use 0 for {getattr(contract, name):g}.",
+            )
     return video, audio, departures
 
 

@@ -95,7 +95,7 @@ def test_index_may_not_leave_its_folder(tmp_path, target):
         open_component(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"metadata": {}}', '{"weight_map": {"x": 3}}'])
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"metadata": {}}', '{"weight_map": {"x": 3}}'])
 def test_index_that_is_none(tmp_path, text):
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(CheckpointError, match=INDEX):

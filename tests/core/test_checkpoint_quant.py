@@ -146,6 +146,11 @@ def test_unmarked_formats_are_named(extra, said):
         ({"comfy_quant": b'{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 256}'}, "groups of 256"),
         ({"comfy_quant": b'{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 32}'}, "groups of 32"),
         ({"comfy_quant": b'{"format": "int8_tensorwise", "twisted": 1}'}, r"unknown settings \['twisted'\]"),
+        ({"comfy_quant": b'{"format": "int8_tensorwise", "params": {"g": 3}}'}, r"unknown settings \['g'\]"),
+        ({"comfy_quant": b'{"format": "int8_tensorwise", "params": 5}'}, r"unknown settings \['params'\]"),
+        ({"comfy_quant": b'{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": "16"}'},
+         r"unknown settings \['convrot_groupsize'\]"),
+        ({"comfy_quant": b'{"format": ["int8_tensorwise"]}'}, r"1 layers \['int8_tensorwise'\]"),
         ({"comfy_quant": b"{oops"}, "is not readable"),
     ],
 )
@@ -159,6 +164,18 @@ def test_parts_that_do_not_fit(change, said):
             stored[f"{LAYER}.{part}"] = torch.tensor(list(value), dtype=torch.uint8) if raw else value
     with pytest.raises(CheckpointError, match=said):
         names.to_canonical(stored)
+
+
+def test_a_scale_without_a_quantised_weight_is_no_part_of_the_model():
+    stray = {f"{LAYER}.weight_scale": torch.tensor(0.5)}
+    assert f"mlp.fc1.weight_scale: 1 unknown ({LAYER}.weight_scale)" in refused(canonical("gates") | stray)
+
+
+@pytest.mark.parametrize("name", ["rope.inv_freq", "final_layer.video_out.bias"])
+def test_whole_numbers_are_no_weights(name):
+    stored = canonical("gates")
+    said = refused(stored | {name: stored[name].to(torch.int32)})
+    assert f"{name} is I32 {list(stored[name].shape)}: values of type I32 are not read" in said
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])

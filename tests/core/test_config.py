@@ -36,6 +36,7 @@ def test_configuration_wins_where_tensors_are_silent_and_must_agree_elsewhere():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [("rope_freq_dim", "16", "rope_freq_dim='16': expected a whole number"), ("rope_freq_dim", -1, "-1 rotary"),
+     ("rope_freq_dim", True, "rope_freq_dim=True: expected"), ("adaln_rank", 16, "adaln_rank=16, the tensors say None"),
      ("layers", "two", "num_layers='two', the tensors say 2"), ("heads", [2], r"num_heads=\[2\]")],
 )  # fmt: skip
 def test_nonsense_in_a_configuration_is_quoted(field, value, message):

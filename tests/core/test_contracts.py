@@ -1,10 +1,13 @@
 """Mirrors fasth3_core/contracts.py and sampling/settings.py."""
 
+import math
+
 import pytest
 from comfyui_fasth3.fasth3_core.config import DiTConfig, VSAConfig
 from comfyui_fasth3.fasth3_core.contracts import CONTRACTS, infer
 from comfyui_fasth3.fasth3_core.errors import ConfigError, ContractError
 from comfyui_fasth3.fasth3_core.model.handle import H3Model
+from comfyui_fasth3.fasth3_core.sampling.schedule import explicit
 from comfyui_fasth3.fasth3_core.sampling.settings import resolve
 
 DIMS = dict(
@@ -60,14 +63,28 @@ def test_a_recorded_contract_is_taken():
     [
         ({"dmd_denoising_steps": []}, "no dmd_denoising_steps"),
         ({"dmd_denoising_steps": [500, 500]}, "fall strictly"),
-        ({"num_inference_steps": 8}, "8 grid points and 8 rungs"),
-        ({"guidance_scale": 4.0}, "guidance"),
-        ({"vsa_tile_size": 100}, "100-token tiles"),
+        ({"dmd_denoising_steps": [999.5, 500]}, "whole numbers that fall strictly"),
+        ({"dmd_denoising_steps": "999"}, "dmd_denoising_steps='999': expected whole numbers"),
+        ({"num_inference_steps": 8}, "num_inference_steps=8: expected 9, one more than the rungs"),
+        ({"num_inference_steps": "9"}, "num_inference_steps='9'"),
+        ({"guidance_scale": 4.0}, "guidance_scale=4.0: expected 1"),
+        ({"vsa_tile_size": 100}, r"vsa_tile_size=100: expected one of \[64, 128, 256\]"),
+        ({"vsa_sparsity": float("nan")}, "vsa_sparsity=nan: expected 0 <= sparsity < 1"),
+        ({"vsa_sparsity": [0.9]}, r"vsa_sparsity=\[0.9\]"),
+        ({"video_scheduler_shift": 0}, "video_scheduler_shift=0: expected a positive number. Choose the contract"),
+        ({"audio_scheduler_shift": float("inf")}, "audio_scheduler_shift=inf: expected a positive number"),
     ],
 )
 def test_bad_records_are_refused(change, message):
     with pytest.raises(ContractError, match=message):
         infer(config(), gates_zero=False, recorded=RECORD | change)
+
+
+def test_a_record_may_leave_fields_empty_and_have_one_rung():
+    silent = {"vsa_tile_size": None, "video_scheduler_shift": None}
+    single = {"dmd_denoising_steps": [999], "num_inference_steps": 2}
+    contract = infer(config(), gates_zero=False, recorded=RECORD | silent | single)
+    assert (contract.rungs, contract.tile_size, contract.shift_video) == ((999,), 64, 12.0)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +133,9 @@ def test_every_departure_is_said():
         (lambda: resolve(model("preview-4"), grid="karras"), "grid='karras'"),
         (lambda: resolve(model("omniref-8", output_heads=32), grid="trained"), "its heads belong to its own grid"),
         (lambda: resolve(model("preview-4"), shift_video=-1.0), "shift_video=-1.0"),
+        (lambda: resolve(model("preview-4"), shift_video=math.inf), "shift_video=inf"),
+        (lambda: resolve(model("preview-4"), shift_audio=1e9), "shift_audio=1000000000.0: .*all 5 points.*Use 0 for 3"),
+        (lambda: resolve(model("preview-4"), schedules=(explicit([1, 0.5, 0]), explicit([1, 0]))), "3 video and 2 "),
         (lambda: resolve(model("preview-4"), VSAConfig(dense_layers=(50,))), r"dense_layers=\[50\].*0 to 49"),
     ],
 )
