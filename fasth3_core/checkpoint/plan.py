@@ -149,8 +149,9 @@ class _Found:
             return {name: QuantAssembly(assembly, scales, spec) for name, assembly in made.items()}
         if "weight_g" in self.groups[group]:
             magnitude = join(group.source[0], "weight_g")
-            if self.tensors[magnitude].shape != (first, *[1] * (len(shape) - 1)):
-                raise ValueError(f"its magnitude is {list(self.tensors[magnitude].shape)}")
+            g = self.tensors[magnitude]
+            if g.shape != (first, *[1] * (len(shape) - 1)) or g.dtype not in readable:
+                raise ValueError(f"its magnitude is {g.dtype} {list(g.shape)}")
             return {name: NormAssembly(assembly, self.stored[magnitude]) for name, assembly in made.items()}
         return made
 

@@ -86,7 +86,10 @@ def _group(canonical: str, layout: str) -> Group:
 def decoder_head_dim(config: Mapping[str, Any] | None) -> int:
     """Width of a decoder head: what a configuration beside the weights says, else that of every published file."""
     config = config or {}
-    return int(config.get("decoder_head_dim") or config.get("attention_head_dim") or HEAD_DIM)
+    said = config.get("decoder_head_dim") or config.get("attention_head_dim") or HEAD_DIM
+    if type(said) is not int:
+        raise CheckpointError(f"the configuration says that a decoder head is {said!r} wide: expected a whole number.")
+    return said
 
 
 def _head_dim(canonical: str, entries: Mapping[str, Entry], config: Mapping[str, Any]) -> int:

@@ -53,7 +53,10 @@ AUDIO_STD = (
 def statistics(
     reader: Reader, mean: tuple[float, ...], std: tuple[float, ...], channels: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latent mean and std, fp32 [channels]: those of the file where it stores them, else the given official ones."""
+    """Latent mean and std, fp32 [channels]: those of the file where it stores them, else the given official ones.
+
+    Raises CheckpointError for another number of them, or a std that nothing can be divided by.
+    """
     values = []
     for name, official in (("latents_mean", mean), ("latents_std", std)):
         if name in reader.tensors:
@@ -63,6 +66,8 @@ def statistics(
         if value.shape != (channels,):
             raise CheckpointError(f"{reader.what}: {len(value)} values of {name} for {channels} latent channels")
         values.append(value)
+    if not bool((torch.isfinite(values[1]) & (values[1] > 0)).all()):
+        raise CheckpointError(f"{reader.what}: latents_std is zero, negative or not finite. Download the file again.")
     return values[0], values[1]
 
 

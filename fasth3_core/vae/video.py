@@ -4,6 +4,7 @@ Latents are fp32 and normalised on the way in to decode(), raw on the way out of
 Memory is bounded by one clip, whatever the length.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.precision import exact_fp32
-from ..errors import CheckpointError, ConfigError, GeometryError
+from ..errors import CheckpointError, ConfigError, FastH3Error, GeometryError
 from . import chunks, latents, tensors
 from .collect import collect
 from .run import Progress, Run, nothing
@@ -119,7 +120,8 @@ class VideoVAE:
             on_chunk: called as (tiles done, tiles in all) after every decoder call.
             check_interrupt: called before every decoder call; what it raises passes through.
 
-        Raises GeometryError for a latent of another form, ConfigError for a negative tile_batch.
+        Raises GeometryError for a latent of another form, ConfigError for a negative tile_batch; after the last chunk,
+        FastH3Error if a clip was not finite.
         """
         channels = self.decoder.latent_channels
         if latent.ndim != 5 or latent.shape[:2] != (1, channels):
@@ -141,12 +143,13 @@ class VideoVAE:
         rotations = self.decoder.rotations(grid, self.device)
         shape = (PATCH[0], chunks.DECODED_FRAMES, rows.length, columns.length)
         canvas = torch.empty(shape, dtype=self.dtype, device=self.device)
-        tail, remaining = None, plan.frames
+        tail, remaining, sums = None, plan.frames, []
         for clip in range(plan.clips):
             first = clip * chunks.CLIP_LATENTS
             self._decode_clip(
                 raw[first : first + chunks.DECODED_LATENTS], rotations, Stitcher(rows, columns, canvas), run
             )
+            sums.append(canvas.sum(dtype=torch.float32))  # keeps NaN and infinity; read once, after the last clip
             body = canvas[:, chunks.BODY]
             if tail is not None:
                 chunks.blend_tail(body, tail)
@@ -156,6 +159,11 @@ class VideoVAE:
             yield latents.to_pixels(body[:, :count])
         if remaining:
             yield latents.to_pixels(tail[:, :remaining])
+        if bad := [clip for clip, total in enumerate(torch.stack(sums).tolist()) if not math.isfinite(total)]:
+            raise FastH3Error(
+                f"clips {bad} of {plan.clips} were decoded to NaN or infinity in {self.dtype}. Load the VAE with "
+                "dtype bf16 or fp32; if it is, the file or the latent is damaged."
+            )
 
     def _decode_clip(self, raw_THWC: torch.Tensor, rotations: torch.Tensor, stitcher: Stitcher, run: Run) -> None:
         rows, columns = stitcher.rows.in_latents(), stitcher.columns.in_latents()

@@ -107,7 +107,7 @@ def read_decoder(reader: Reader, dtype: torch.dtype, head_dim: int) -> ViTDecode
             "of its plan (26 or 12 blocks)."
         )
     width, channels = reader.shape("decoder.proj_in.weight")
-    if head_dim % 8 or width % head_dim:
+    if head_dim < 8 or head_dim % 8 or width % head_dim:
         raise ConfigError("head_dim", head_dim, f"a multiple of 8 that divides the width {width}", "Released: 64.")
     post_quant = reader.take("post_quant_conv.weight", (channels, channels, 1, 1, 1), dtype).flatten(1)
     registers = reader.take("decoder.register_tokens", (1, None, width))[0]

@@ -130,11 +130,21 @@ def test_half_of_a_weight_norm(part):
         audio_names.to_canonical(stored)
 
 
-def test_a_magnitude_of_another_length():
-    stored = recorded("audio_vae")
-    stored["decoder.conv_pre.weight_g"] = torch.ones(1, 1, 1)
-    with pytest.raises(CheckpointError, match=r"decoder.conv_pre.weight_v is .*its magnitude is \[1, 1, 1\]"):
+@pytest.mark.parametrize(
+    ("magnitude", "said"),
+    [(torch.ones(1, 1, 1), r"F32 \[1, 1, 1\]"), (torch.ones(128, 1, 1, dtype=torch.int8), r"I8 \[128, 1, 1\]")],
+)
+def test_a_magnitude_of_another_length_or_type(magnitude, said):
+    stored = recorded("audio_vae") | {"decoder.conv_pre.weight_g": magnitude}
+    with pytest.raises(CheckpointError, match=rf"decoder.conv_pre.weight_v is .*its magnitude is {said}"):
         audio_names.to_canonical(stored)
+
+
+@pytest.mark.parametrize("width", ["64", [64], 64.0])
+def test_a_head_width_that_is_no_number(tmp_path, video, width):
+    save(video, tmp_path, layout="diffusers", config={"decoder_head_dim": width})
+    with pytest.raises(CheckpointError, match=f"a decoder head is {re.escape(repr(width))} wide"):
+        load_video_vae(tmp_path)
 
 
 def test_loaders_take_both_layouts_from_a_repository(tmp_path, video, audio):

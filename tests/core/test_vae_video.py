@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, GeometryError, Interrupted
+from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, FastH3Error, GeometryError, Interrupted
 from comfyui_fasth3.fasth3_core.vae import VideoVAE, sample_posterior, video
 from comfyui_fasth3.fasth3_core.vae.tokenwise import normalise_and_rotate
 from safetensors.torch import load_file
@@ -37,6 +37,21 @@ def test_decode(vae, recorded, case):
     pixels, expected = vae.decode(recorded[f"decode{case}.latent"]), recorded[f"decode{case}.pixels"]
     assert close(pixels, expected, PIXEL_ATOL) and not close(pixels * 1.01, expected, PIXEL_ATOL)
     assert pixels.dtype == torch.float32 and pixels.min() >= 0 and pixels.max() <= 1
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float32, float("nan")), (torch.float16, 6e4)])
+def test_pixels_that_are_none_are_an_error_not_a_black_or_white_picture(weights, recorded, dtype, value):
+    """Products with 6e4 pass the range of fp16, and infinity would be cut to white."""
+    last = "decoder.proj_out.weight"
+    vae = VideoVAE.from_tensors(weights | {last: weights[last].sign() * value}, dtype)
+    with pytest.raises(FastH3Error, match=rf"clips \[0\] of 1 were decoded to NaN or infinity in {dtype}"):
+        vae.decode(recorded["decode0.latent"])
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_statistics_that_nothing_can_be_divided_by(weights, value):
+    with pytest.raises(CheckpointError, match="latents_std is zero, negative or not finite"):
+        VideoVAE.from_tensors(weights | {"latents_std": torch.full((24,), value)})
 
 
 def test_encode(vae, recorded):
@@ -282,6 +297,8 @@ def test_head_dim_is_an_argument(weights, recorded, vae):
     assert not torch.equal(other.decode(recorded["decode0.latent"]), vae.decode(recorded["decode0.latent"]))
     with pytest.raises(ConfigError, match="divides the width 128"):
         VideoVAE.from_tensors(weights, head_dim=48)
+    with pytest.raises(ConfigError, match="head_dim=-8"):
+        VideoVAE.from_tensors(weights, head_dim=-8)
 
 
 @pytest.mark.parametrize(
