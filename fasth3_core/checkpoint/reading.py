@@ -7,7 +7,8 @@ shrinks under a map kills the process instead of raising.
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -28,6 +29,16 @@ class Reader(Protocol):
 
     def rows(self, name: str, start: int, dest: torch.Tensor) -> None:
         """Fill `dest` [rows, ...], contiguous, with the rows of a stored tensor from `start`, in dest's dtype."""
+
+
+@contextmanager
+def _said(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read any more ({error.strerror}). Put the file back, or load the model from elsewhere."
+        ) from error
 
 
 class FileReader:
@@ -88,7 +99,8 @@ class FileReader:
     def _fill(self, file: BinaryIO, raw: torch.Tensor, path: Path) -> None:
         view = memoryview(raw.numpy())
         while view.nbytes:
-            count = file.readinto(view)
+            with _said(path):
+                count = file.readinto(view)
             if not count:
                 raise CheckpointError(f"{path} ended while its values were read: it changed since it was opened.")
             view = view[count:]
@@ -96,7 +108,8 @@ class FileReader:
     def _file(self, path: Path) -> BinaryIO:
         if self._open is None or self._open[0] != path:
             self._close()
-            file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by __exit__ or by the next file
+            with _said(path):
+                file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by __exit__ or by the next file
             self._open = (path, file)
             known, now = self._files[path], os.fstat(file.fileno())
             if (now.st_size, now.st_mtime_ns) != (known.size, known.mtime_ns):

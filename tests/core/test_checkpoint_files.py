@@ -160,6 +160,15 @@ def test_changed_while_loaded(tmp_path):
         component.read("t")
 
 
+def test_gone_while_loaded(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({"t": torch.zeros(4)}, path)
+    component = open_component(path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"a\.safetensors cannot be read any more \(No such file or directory\)"):
+        component.read("t")
+
+
 def test_no_handle_stays_open(tmp_path):
     for i in range(3):
         save_file({f"t{i}": torch.zeros(4)}, tmp_path / f"m{i}.safetensors")
