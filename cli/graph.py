@@ -21,7 +21,7 @@ def read_graph(path: str | Path) -> Graph:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise GraphError(f"{path}: cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested beyond all measure
         raise GraphError(f"{path}: cannot be read as JSON: {error}") from error
     if isinstance(data, dict) and isinstance(data.get("nodes"), list):
         raise GraphError(

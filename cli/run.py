@@ -2,12 +2,12 @@
 
 import argparse
 import logging
+import os
 from pathlib import Path
-
-import torch
 
 from ..fasth3_core.errors import ConfigError, FastH3Error
 from ..kernels.registry import BackendUnavailable
+from .devices import chosen
 from .graph import apply_settings, read_graph
 
 log = logging.getLogger("fasth3")
@@ -39,11 +39,8 @@ def run_graph(graph: dict, models: Path, inputs: Path, outputs: Path, device: st
     from .executor import execute
     from .file_nodes import FILE_NODES
 
-    try:
-        place = None if device is None else torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError("device", device, "a torch device such as cpu or cuda:0", "Leave it out.") from error
-    _host.use(StandaloneHost(models, inputs, outputs, place))
+    _check_writable(outputs)
+    _host.use(StandaloneHost(models, inputs, outputs, chosen(device)))
     try:
         classes = {cls.GET_SCHEMA().node_id: cls for cls in [*NODES, *FILE_NODES]}
         results = execute(graph, classes, on_node=_say)
@@ -53,6 +50,13 @@ def run_graph(graph: dict, models: Path, inputs: Path, outputs: Path, device: st
         _host.use(None)
     shown = [item for result in results.values() for item in result.ui.get("images", ())]
     return [outputs / item["subfolder"] / item["filename"] for item in shown]
+
+
+def _check_writable(folder: Path) -> None:
+    """Before the work, not after it: saving nodes make the folder when they come to it."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError("output", str(folder), "a folder that can be written", f"See what {there} is.")
 
 
 def _say(number: int, total: int, node_id: str, class_type: str) -> None:

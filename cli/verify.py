@@ -9,7 +9,7 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder of recorded files, such as tests/golden")
-    parser.add_argument("--device", default="", help="cpu, cuda, cuda:1 ...; default: a GPU if there is one")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...; default: a GPU if there is one")
     parser.add_argument(
         "--dtype", action="append", choices=DTYPES, help="may be repeated; default: fp32, and bf16 too on a GPU"
     )
@@ -25,8 +25,9 @@ def main(args: argparse.Namespace) -> int:
     from ..fasth3_core.errors import FastH3Error
     from ..fasth3_core.selftest.golden import Target
     from ..fasth3_core.selftest.run import recorded_files, verify_file
+    from .devices import chosen
 
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen(args.device)
     names = args.dtype or (["fp32"] if device.type == "cpu" else ["fp32", "bf16"])
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     counts = {"ok": 0, "FAIL": 0, "n/a": 0}

@@ -72,7 +72,13 @@ def audio_samples(frames: int) -> int:
 
 
 def snap_frames(seconds: float) -> int:
-    """The shortest legal frame count that lasts at least `seconds`: 5 s makes 124, 15 s makes 362."""
+    """The shortest legal frame count that lasts at least `seconds`: 5 s makes 124, 15 s makes 362.
+
+    Raises:
+        GeometryError: no length, such as NaN or a negative number.
+    """
+    if not 0 <= seconds < math.inf:  # also refuses NaN
+        raise GeometryError(f"seconds={seconds}: expected 0 or more, such as 5.")
     wanted = max(MIN_FRAMES, math.ceil(seconds * FPS - 1e-6))
     return wanted + (MIN_FRAMES - wanted) % CLIP_FRAMES
 

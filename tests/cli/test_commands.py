@@ -110,9 +110,31 @@ def test_run_says_why_a_named_backend_cannot_run(bundle, tmp_path, capsys):
     assert "backend 'triton' cannot run here" in capsys.readouterr().err
 
 
-def test_run_names_a_wrong_device(bundle, tmp_path, capsys):
-    assert command("run", demo.GRAPH, "--device", "toaster") == 1
-    assert "device='toaster'" in capsys.readouterr().err
+@pytest.mark.parametrize("device", ["toaster", "meta", "cuda:x", "cpu:7"])
+@pytest.mark.parametrize("argv", [("run", demo.GRAPH), ("verify", "tests")])
+def test_a_wrong_device_is_named(capsys, argv, device):
+    assert command(*argv, "--device", device) == 1
+    assert f"device='{device}': expected one of this machine's, " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")
+def test_a_device_that_this_machine_lacks(capsys):
+    assert command("verify", "tests", "--device", "cuda") == 1
+    assert "device='cuda': expected one of this machine's, cpu." in capsys.readouterr().err
+
+
+def test_an_output_folder_that_cannot_be_written_is_said_before_the_work(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert command("run", demo.GRAPH, "--output", tmp_path / "file" / "out") == 1
+    error = capsys.readouterr().err
+    assert "expected a folder that can be written" in error and f"See what {tmp_path / 'file'} is" in error
+
+
+def test_trouble_with_files_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert command("demo", "--out", tmp_path / "file") == 1
+    error = capsys.readouterr().err
+    assert "comfyui-fasth3 demo: " in error and "Not a directory" in error and "Traceback" not in error
 
 
 def test_run_sends_stock_graphs_to_a_server(capsys):

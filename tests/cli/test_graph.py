@@ -113,7 +113,8 @@ def test_read(tmp_path, wrapped):
 
 
 @pytest.mark.parametrize("data, message", [
-    ("{", "cannot be read as JSON"), ({"nodes": [], "links": []}, "the editor's form.*Export"),
+    ("{", "cannot be read as JSON"), ("[" * 100_000, "cannot be read as JSON"),
+    ({"nodes": [], "links": []}, "the editor's form.*Export"),
     ([], "no API-format graph"), ({}, "no API-format graph"), ({"1": {"class_type": "X"}}, "no API-format graph"),
     ({"1": 5}, "no API-format graph"),
 ])  # fmt: skip

@@ -47,6 +47,12 @@ def test_seconds_snap_up(seconds, frames):
     assert geometry.snap_frames(seconds) == frames
 
 
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_no_length_at_all(seconds):
+    with pytest.raises(GeometryError, match=f"seconds={seconds}: expected 0 or more"):
+        geometry.snap_frames(seconds)
+
+
 @pytest.mark.parametrize(
     ("aspect", "canvas"),
     [((16, 9), (768, 1344)), ((9, 16), (1344, 768)), ((1, 1), (768, 768)), ((4, 3), (768, 1024)),
