@@ -146,12 +146,14 @@ def velocity(
     audio_rows: torch.Tensor,
     attend_at: AttendAt,
     check_interrupt: Callable[[], None],
+    after_block: Callable[[torch.Tensor], None] = lambda x: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One forward: data-ward velocities (clean - noise) of both targets, fp32, shaped like the rows given.
 
     Args:
         video_rows: [Nv, 96] fp32, in tile order.
         audio_rows: [2A, 32] fp32.
+        after_block: sees the residual stream [S, C] after each block.
     """
     config, layout, ops = store.config, prepared.layout, prepared.ops
     x = _pack(store, prepared, video_rows, audio_rows)
@@ -164,6 +166,7 @@ def velocity(
             x, store.block(i), config, ops, prepared.tables[i][step], segments, prepared.rope,
             attend_at(step, i), prepared.gated[i], check_interrupt,
         )
+        after_block(x)
         pace.wait()
     top, final = store.top(), prepared.final[step]
     norm, heads = top["final_layer.norm.weight"], prepared.heads[step]

@@ -132,6 +132,7 @@ def build_layout(
     """
     if bad := sorted(set(text_tags.tolist()) - {VIDEO_TAG, TEXT_TAG}):
         raise ContractError(f"text token tags must be 1 (text) or 0 (vision placeholder), got {bad}.")
+    text_tags = text_tags.to(torch.int64)
     H, W = latent_height, latent_width
     L = text_tags.numel()
     rows = _Rows()

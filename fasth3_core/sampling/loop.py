@@ -78,6 +78,8 @@ def sample(
     settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task, schedules)
     layout = request.layout()
     dtype = model.store.dtype_on(device)
+    if dtype == torch.float16:
+        warnings.append("fp16: the residual stream of H3 reaches 1e6, past its range. A run that overflows is stopped.")
     case = Case(device=device, dtype=dtype, head_dim=model.config.head_dim)
     plan = ops = None
     if settings.vsa is not None:
@@ -149,8 +151,12 @@ def _denoise(
     for i in range(total):
         check_interrupt()
         started = time.perf_counter()
-        v_video, v_audio = dit.velocity(model.store, prepared, i, x_video, x_audio, attend_at, check_interrupt)
-        _check_finite(v_video, v_audio, i, model)
+        sums: list[torch.Tensor] = []  # of the residual stream after each block: NaN and infinity stay in them
+        v_video, v_audio = dit.velocity(
+            model.store, prepared, i, x_video, x_audio, attend_at, check_interrupt,
+            after_block=lambda x, kept=sums: kept.append(x.sum(dtype=torch.float32)),
+        )
+        _check_finite(v_video, v_audio, sums, i, model)
         x_video, x0_video = schedule.step(x_video, v_video, settings.video, i)
         x_audio, x0_audio = schedule.step(x_audio, v_audio, settings.audio, i)
         report.steps.append(step_report(i, settings, plan, num_layers, _lap(started, device)))
@@ -193,11 +199,15 @@ def _draw(request: Request, model: H3Model) -> Drawn:
     return replace(drawn, video=video, audio_rows=pack_audio(audio))
 
 
-def _check_finite(v_video: torch.Tensor, v_audio: torch.Tensor, step: int, model: H3Model) -> None:
+def _check_finite(
+    v_video: torch.Tensor, v_audio: torch.Tensor, sums: list[torch.Tensor], step: int, model: H3Model
+) -> None:
     bad = [name for name, v in (("video", v_video), ("audio", v_audio)) if not bool(torch.isfinite(v).all())]
     if bad:
+        finite = torch.stack(sums).isfinite().tolist()
+        where = "after the last block" if all(finite) else f"first in block {finite.index(False)}"
         raise FastH3Error(
-            f"forward {step + 1} returned NaN or infinity in the {' and '.join(bad)} stream in "
+            f"forward {step + 1} returned NaN or infinity in the {' and '.join(bad)} stream, {where}, in "
             f"{str(model.store.dtype).removeprefix('torch.')}. H3's residual stream exceeds the range of fp16: load "
             "the model with dtype bf16 or fp32; if it is, the checkpoint is damaged."
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..config import PATCH
+from ..config import PATCH, DiTConfig
 from ..errors import ContractError, GeometryError
 from ..model.handle import H3Model
 from ..packing.geometry import FPS, LATENT_PIXELS, TRAINED_FRAMES, audio_latents, frames_of_latents
@@ -79,7 +79,8 @@ class Request:
             )
         if self.tags.numel() != states.shape[1]:
             raise ContractError(f"{self.tags.numel()} token tags for {states.shape[1]} prompt tokens.")
-        if self.latent_height % PATCH or self.latent_width % PATCH:
+        sides = self.latent_height, self.latent_width
+        if min(sides) < PATCH or any(side % PATCH for side in sides):
             raise GeometryError(
                 f"a latent for {self.latent_width * LATENT_PIXELS} x {self.latent_height * LATENT_PIXELS} pixels: "
                 "width and height must be multiples of 32. FastH3EmptyLatent makes legal ones."
@@ -90,6 +91,8 @@ class Request:
             raise GeometryError(
                 f"{self.audio_latents} audio latents for {frames} frames: {frames / FPS:.3f} s of sound has {expected}."
             )
+        _check_values("prompt states", states)
+        self._check_latents(config)
         if model.contract.fine_steps and any(ref.kind in ("video", "video_audio") for ref in self.references):
             raise ContractError(
                 f"contract '{model.contract.name}' tiles every reference video as a region of its own, which is not "
@@ -99,3 +102,36 @@ class Request:
         if shortest <= frames <= longest:
             return []
         return [f"{frames} frames: the model was trained on {shortest} to {longest}; quality outside is unknown."]
+
+    def _check_latents(self, config: DiTConfig) -> None:
+        video, audio = config.in_channels, config.audio_in_channels
+        for condition in self.conditions():
+            what = "a keyframe or reference latent" if condition.visual else "a keyframe's or reference's sound latent"
+            form = (1, video, "t", "h", "w") if condition.visual else (1, audio, 2, "a")
+            _check_latent(what, condition.latent, form)
+        if self.noise is not None:
+            size = self.latent_frames, self.latent_height, self.latent_width
+            _check_latent("starting video noise", self.noise[0], (1, video, *size))
+            _check_latent("starting audio noise", self.noise[1], (1, audio, 2, self.audio_latents))
+
+    def departures(self) -> list[str]:
+        """What a student was not distilled for, and what replaces the seed."""
+        said = []
+        if self.condition_noise != "fastvideo" and any(condition.visual for condition in self.conditions()):
+            said.append(f"condition noise '{self.condition_noise}' instead of 'fastvideo'")
+        return said + (["starting noise given instead of drawn from the seed"] if self.noise is not None else [])
+
+
+def _check_latent(what: str, latent: torch.Tensor, form: tuple[int | str, ...]) -> None:
+    """Letters in `form` stand for any size from 1."""
+    sizes = zip(latent.shape, form, strict=False)
+    if latent.ndim != len(form) or not all(n == want if isinstance(want, int) else n for n, want in sizes):
+        raise ContractError(
+            f"{what} of shape {list(latent.shape)}: expected [{', '.join(map(str, form))}]."
+        )
+    _check_values(what, latent)
+
+
+def _check_values(what: str, values: torch.Tensor) -> None:
+    if not bool(torch.isfinite(values).all()):
+        raise ContractError(f"{what}: there is NaN or infinity in it. Encode it again, in bf16 or fp32.")

@@ -48,9 +48,17 @@ def run(m=None, r=None, **kwargs):
         (dict(text_states=torch.zeros(1, 6, 33)), "33 wide, the model reads 20.*Qwen3-VL-32B"),
         (dict(token_tags=torch.ones(5, dtype=torch.int64)), "5 token tags for 6 prompt tokens"),
         (dict(latent_height=9), "192 x 144 pixels: width and height must be multiples of 32"),
+        (dict(latent_height=0), "192 x 0 pixels: width and height"),
         (dict(latent_frames=8), "8 latent frames.*Nearest: 7 or 12"),
         (dict(audio_latents=36), "36 audio latents for 22 frames: 0.917 s of sound has 37"),
         (dict(keyframes=[Keyframe(0, torch.zeros(1, 24, 1, 8, 8))]), "128 x 128 pixels for a video of 192 x 128"),
+        (dict(keyframes=[Keyframe(0, torch.zeros(2, 24, 1, 8, 12))]), r"\[2, 24, 1, 8, 12\]: expected \[1, 24, t"),
+        (dict(references=[Reference("image", torch.zeros(1, 16, 1, 4, 4))]), r"expected \[1, 24, t, h, w\]"),
+        (dict(references=[Reference("audio", None, torch.zeros(2, 32, 2, 4))]), r"expected \[1, 32, 2, a\]"),
+        (dict(references=[Reference("audio", None, torch.zeros(1, 32, 2, 0))]), r"expected \[1, 32, 2, a\]"),
+        (dict(noise=(torch.zeros(1, 24, 7, 8, 10), torch.zeros(1, 32, 2, 37))), r"expected \[1, 24, 7, 8, 12\]"),
+        (dict(text_states=torch.full((1, 6, TEXT_DIM), torch.nan)), "prompt states: there is NaN or infinity in it"),
+        (dict(keyframes=[Keyframe(0, torch.full((1, 24, 1, 8, 12), torch.inf))]), "latent: there is NaN or infinity"),
         (dict(keyframes=[Keyframe(22, torch.zeros(1, 24, 1, 8, 12))]), "frames 0 to 21"),
     ],
 )
@@ -151,6 +159,33 @@ def test_report_says_what_ran(contract):
     assert "22 frames: the model was trained on 124 to 362" in report.warnings[0]
 
 
+def test_every_departure_of_a_request_is_reported():
+    assert run().report.departures == []
+    keyframe = Keyframe(0, torch.zeros(1, 24, 1, 8, 12))
+    noise = torch.randn(1, 24, 7, 8, 12), torch.randn(1, 32, 2, 37)
+    report = run(r=request(keyframes=[keyframe], condition_noise="none", noise=noise)).report
+    assert report.departures[1:] == [
+        "condition noise 'none' instead of 'fastvideo'", "starting noise given instead of drawn from the seed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("blocks.0.mlp.fc2.weight", "first in block 0"), ("blocks.1.attn.out_proj.weight", "first in block 1")],
+)
+def test_the_block_where_values_leave_the_range_is_named(name, where):
+    tensors = tiny_tensors()
+    tensors[name] = torch.full_like(tensors[name], torch.inf)
+    store = TensorStore(tensors)
+    with pytest.raises(FastH3Error, match=f"forward 1 returned NaN or infinity .*{where}, in float32"):
+        run(H3Model(store.config, CONTRACTS["preview-4"], store, "tiny"))
+
+
+def test_fp16_runs_with_a_warning_when_it_is_named():
+    assert any(text.startswith("fp16: the residual") for text in run(model(dtype=torch.float16)).report.warnings)
+    assert not any("fp16" in text for text in run().report.warnings)
+
+
 def test_steps_are_reported_with_clean_estimates():
     seen = []
     out = run(on_step=lambda i, n, video, audio: seen.append((i, n, video.clone(), audio.clone())))
@@ -218,7 +253,7 @@ def test_head_bank_refuses_reference_videos_before_the_weights():
 def test_values_that_are_not_finite_stop_the_run():
     m = model()
     m.store.top()["final_layer.audio_out.bias"].fill_(float("nan"))
-    with pytest.raises(FastH3Error, match="forward 1 returned NaN or infinity in the audio stream in float32"):
+    with pytest.raises(FastH3Error, match="infinity in the audio stream, after the last block, in float32"):
         run(m)
 
 
