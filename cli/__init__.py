@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import sys
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=COMMANDS[name])
     command.add_arguments(parser)
     args = parser.parse_args(rest)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # to stderr: stdout is for results
     try:
         return command.main(args)

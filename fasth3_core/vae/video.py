@@ -224,6 +224,8 @@ class VideoVAE:
             )
         if pixels.ndim != 5 or pixels.shape[:2] != (1, PATCH[0]) or not pixels.shape[2]:
             raise GeometryError(f"pixels of shape {list(pixels.shape)}: expected [1, {PATCH[0]}, F >= 1, H, W]")
+        if min(pixels.shape[3:]) < 2 * STEP:
+            raise GeometryError(f"pixels of shape {list(pixels.shape)}: a side has at least {2 * STEP} to be encoded")
         frames = pixels.shape[2]
         rows, columns = (axis_tiles(side) for side in pixels.shape[3:])
         clips = chunks.encode_clips(frames) if frames > 1 else 1

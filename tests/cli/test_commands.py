@@ -1,6 +1,7 @@
 """Mirrors cli/__init__.py, run.py, demo.py, doctor.py and file_nodes.py: the commands as they are typed."""
 
 import json
+import os
 import subprocess
 import sys
 import wave
@@ -45,6 +46,17 @@ def test_as_a_module():
         [sys.executable, "-m", "comfyui_fasth3", "--help"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and "submit" in done.stdout
+
+
+def test_names_that_the_terminal_cannot_show(bundle, tmp_path):
+    root, names = bundle
+    link = tmp_path / "модель.safetensors"
+    link.symlink_to(root / "models" / "vae" / names.audio_vae)
+    done = subprocess.run(
+        [sys.executable, "-m", "comfyui_fasth3", "inspect", str(link)], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0 and r"\u043c\u043e\u0434" in done.stdout
 
 
 def test_what_users_can_mend_is_one_line_and_status_1(capsys, tmp_path):

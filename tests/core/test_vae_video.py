@@ -337,6 +337,8 @@ def test_wrong_arguments_are_refused(vae, weights):
         vae.encode(torch.zeros(1, 3, 1, 40, 32))
     with pytest.raises(GeometryError, match=r"\[1, 4, 1, 32, 32\]"):
         vae.encode(torch.zeros(1, 4, 1, 32, 32))
+    with pytest.raises(GeometryError, match=r"\[1, 3, 1, 16, 32\]: a side has at least 32"):
+        vae.encode(torch.zeros(1, 3, 1, 16, 32))
 
 
 def test_moved_copy_is_equal(vae, recorded):
