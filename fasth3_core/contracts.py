@@ -121,6 +121,20 @@ def infer(
     return contract
 
 
+_RECORDED = ("points", "rungs", "shift_video", "shift_audio", "sparsity", "tile_size")
+"""Fields of a contract that a record speaks of."""
+
+
+def against_record(contract: Contract, recorded: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a contract chosen by name does otherwise than the record beside the weights says, for the report."""
+    try:
+        own = _from_record(recorded)
+    except ContractError as error:
+        return (f"the record beside the weights is not followed: {error}",)
+    pairs = ((name, getattr(contract, name), getattr(own, name)) for name in _RECORDED)
+    return tuple(f"{name} {chosen} instead of the recorded {said}" for name, chosen, said in pairs if chosen != said)
+
+
 def _from_tensors(config: DiTConfig, gates_zero: bool | None) -> Contract:
     if not config.has_gates:
         return CONTRACTS["base"]

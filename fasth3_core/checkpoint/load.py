@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..config import DiTConfig
-from ..contracts import infer
+from ..contracts import against_record, infer
 from ..errors import ConfigError
 from ..model.handle import H3Model
 from ..vae import AudioVAE, VideoVAE
@@ -59,7 +59,8 @@ def load_model(
         "quantised_layers": len(store.plan.quantised),
         "recorded_contract": recorded is not None,
     }
-    return H3Model(store.config, decided, store, str(component.root), details)
+    departures = against_record(decided, recorded) if recorded is not None and contract != "auto" else ()
+    return H3Model(store.config, decided, store, str(component.root), details, departures)
 
 
 def recorded_contract(component: Component) -> Mapping[str, Any] | None:

@@ -60,3 +60,5 @@ class H3Model:
     """File or folder it came from, for the report."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What else the report should say: layout, quantisation, adapters."""
+    departures: tuple[str, ...] = ()
+    """Where the contract that was asked for differs from what the files say of themselves."""

@@ -57,7 +57,7 @@ def new_report(
             "sparsity": contract.sparsity,
             "tile_size": contract.tile_size,
         },
-        departures=[*settings.departures, *request.departures()],
+        departures=[*model.departures, *settings.departures, *request.departures()],
         warnings=warnings,
         geometry={
             "width": request.latent_width * LATENT_PIXELS,

@@ -50,6 +50,17 @@ def test_recorded_contract(tmp_path, place):
     assert model.contract.name == "v2-8" and model.contract.sparsity == 0.8 and model.details["recorded_contract"]
 
 
+def test_a_contract_against_the_record_is_a_departure(tmp_path):
+    path = save(canonical("gates"), tmp_path / "a.safetensors")
+    record = tmp_path / "fastvideo_inference.json"
+    record.write_text(json.dumps(RECORD))
+    assert load_model(path).departures == load_model(path, contract="v2-8").departures == ()
+    against = load_model(path, contract="preview-4").departures
+    assert {"points 5 instead of the recorded 9", "shift_video 12.0 instead of the recorded 10.0"} <= set(against)
+    record.write_text(json.dumps(RECORD | {"vsa_sparsity": "most"}))
+    assert "vsa_sparsity='most'" in load_model(path, contract="preview-4").departures[0]
+
+
 def test_a_record_belongs_to_a_file_only_where_it_is_alone(tmp_path):
     path = save(canonical("gates"), tmp_path / "a.safetensors")
     (tmp_path / "fastvideo_inference.json").write_text(json.dumps(RECORD))
