@@ -103,7 +103,7 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "fastvideo_cuda.json").write_text(json.dumps(rows, indent=1))
+    (args.out / "beside_fastvideo_cuda.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
