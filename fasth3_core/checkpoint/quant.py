@@ -1,7 +1,7 @@
 """Quantised weights: int8 with a scale for each output row, optionally in a rotated basis ("convrot"), and float8."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,9 +78,17 @@ class QuantizedWeight:
         """Output rows [start, stop) as views, for parts of a fused layer."""
         return replace(self, data=self.data[start:stop], scale=self.scale[start:stop])
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "QuantizedWeight":
-        data, scale = (t.to(device, non_blocking=non_blocking) for t in (self.data, self.scale))
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Every tensor that it holds, in the order that `with_tensors` takes them."""
+        return self.data, self.scale
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> "QuantizedWeight":
+        """The same weight over other tensors of the same shapes, such as copies on another device."""
+        data, scale = tensors
         return replace(self, data=data, scale=scale)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "QuantizedWeight":
+        return self.with_tensors([t.to(device, non_blocking=non_blocking) for t in self.tensors()])
 
 
 @dataclass(frozen=True, slots=True)

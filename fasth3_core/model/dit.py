@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.segments import Segments
+from ..adapters.weight import AdaptedWeight
 from ..packing.layout import PackedLayout
 from . import blocks
 from .handle import WeightStore
@@ -206,8 +207,11 @@ def _head(
 
 
 def _any_nonzero(weight) -> bool:
+    if isinstance(weight, AdaptedWeight):
+        return True  # its increments are why it is there
     data = weight if isinstance(weight, torch.Tensor) else weight.data
-    return bool(data.any())
+    # bytes: float8 has no test for zero on every device, and a negative zero costs no more than its projection
+    return bool((data.view(torch.uint8) if data.itemsize == 1 else data).any())
 
 
 class _Pace:
