@@ -4,12 +4,16 @@ Importing this package registers every op that has more than one implementation.
 """
 
 from . import (
+    biased_swiglu,
     block_sparse_attention,
     coarse_branch,
     dense_attention,
     gated_residual,
+    head_norm_rope,
     int8_linear,
     qk_norm_rope,
+    quantise_rows,
+    residual_rms,
     residual_rms_modulate,
     rms_modulate,
     swiglu,
@@ -18,12 +22,16 @@ from . import (
 )
 
 __all__ = [
+    "biased_swiglu",
     "block_sparse_attention",
     "coarse_branch",
     "dense_attention",
     "gated_residual",
+    "head_norm_rope",
     "int8_linear",
     "qk_norm_rope",
+    "quantise_rows",
+    "residual_rms",
     "residual_rms_modulate",
     "rms_modulate",
     "swiglu",

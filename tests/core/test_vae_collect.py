@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import GeometryError
-from comfyui_fasth3.fasth3_core.vae.collect import collect, copy_planes, write_behind
+from comfyui_fasth3.fasth3_core.vae.collect import collect, planes, through, write_behind
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,9 @@ def test_write_behind_copies_every_chunk_in_another_thread(inference):
         def copy(chunk, mark, start):
             threads.add(threading.current_thread().name)
             seen.append((mark, start))
-            copy_planes(chunk, out, start)
+            with torch.inference_mode(inference):  # the mode is per thread, and such a buffer is written in it alone
+                for source, target in planes(chunk, out, start):
+                    target.copy_(source)
 
         assert write_behind(iter(chunks), lambda: next(marks), copy) == 39
         assert torch.equal(out, torch.cat(chunks, dim=2))
@@ -58,6 +60,31 @@ def test_a_chunk_is_copied_while_the_next_is_made():
         yield torch.rand(1, 3, 2, 4, 6)
 
     assert write_behind(chunks(), lambda: None, lambda *_: copied.set()) == 4
+
+
+class Transfer:
+    """A copy into a stage that is over no sooner than somebody waits for it."""
+
+    def __init__(self, stage, source):
+        self.stage, self.source = stage, source
+        stage.fill_(float("nan"))
+
+    def synchronize(self):
+        self.stage.copy_(self.source)
+
+
+@pytest.mark.parametrize("size", [1, 7, 24, 1000])
+def test_chunks_go_through_small_stages(size):
+    chunk, out = torch.rand(1, 3, 2, 3, 4), torch.full((1, 3, 5, 3, 4), float("nan"))
+    through((torch.empty(size), torch.empty(size)), planes(chunk, out, 1), Transfer)
+    assert torch.equal(out[:, :, 1:3], chunk)
+    assert bool(out[:, :, :1].isnan().all()) and bool(out[:, :, 3:].isnan().all())
+
+
+def test_something_runs_before_the_first_copy():
+    order = []
+    write_behind(iter(parts(1)), lambda: None, lambda *_: order.append("copy"), lambda: order.append("first"))
+    assert order == ["first", "copy"]
 
 
 def test_a_failed_copy_is_raised():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, FastH3Error, GeometryError, Interrupted
 from comfyui_fasth3.fasth3_core.vae import VideoVAE, sample_posterior, video
-from comfyui_fasth3.fasth3_core.vae.tokenwise import normalise_and_rotate
+from comfyui_fasth3.kernels.head_norm_rope import head_norm_rope
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -200,7 +200,7 @@ def test_islands_are_fp32(weights):
     assert {block.norm1.dtype, block.norm2.dtype, block.scale1.dtype, block.scale2.dtype} == {torch.float32}
     assert vae.decoder.suffix.dtype == vae.decoder.norm_out.weight.dtype == torch.float32
     assert vae.encoder.conv_in.weight.dtype == torch.float32
-    assert {block.query_key.weight.dtype, block.ff_out.bias.dtype, vae.decoder.proj_out.weight.dtype} == {torch.float16}
+    assert {block.qkv.weight.dtype, block.ff_out.bias.dtype, vae.decoder.proj_out.weight.dtype} == {torch.float16}
 
 
 def test_autocast_of_the_caller_changes_nothing(vae, weights, recorded):
@@ -214,7 +214,7 @@ def test_autocast_of_the_caller_changes_nothing(vae, weights, recorded):
 
 def test_rotation_is_the_half_split_one():
     """Channels reordered so that pairs are neighbours: same as normalising and rotating (i, i + 24) in place."""
-    x, angles = torch.randn(1, 5, 2, 64), torch.randn(5, 24)
+    x, angles = torch.randn(5, 2, 64), torch.randn(5, 24)
     normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     first, second, rest = normed.split([24, 24, 16], dim=-1)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
@@ -222,7 +222,8 @@ def test_rotation_is_the_half_split_one():
 
     order = torch.cat([torch.arange(48).view(2, 24).T.flatten(), torch.arange(48, 64)])
     padded = torch.nn.functional.pad(angles, (0, 8))
-    actual = normalise_and_rotate(x[..., order], torch.polar(torch.ones_like(padded), padded)[:, None], 1e-5)
+    actual = x[..., order]
+    head_norm_rope(actual, None, torch.polar(torch.ones_like(padded), padded), 1e-5)
     torch.testing.assert_close(actual, expected[..., order], atol=2e-6, rtol=0)
 
 

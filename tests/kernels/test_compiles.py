@@ -69,6 +69,31 @@ def attend(capabilities: tuple[int, ...], head_dim: int, element: str) -> Kernel
         num_warps=launch.warps, capabilities=capabilities, elements=(element,),
     )
 
+
+def vit_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kernel, ...]:
+    """The token-wise kernels of the video decoder that end in rows of type `out`, quantised to +-top unless it is 0."""
+    ends = {"out_ptr": f"*{out}", "row_scale_ptr": "*fp32"}
+    row = Kernel(
+        "quantise_rows.triton_kernel", "_quantise_rows_kernel", pointers("x") | ends | strides("x") | counts("C"),
+        {"TOP": top, "BLOCK_C": 2048}, capabilities=capabilities,
+    )
+    return (
+        Kernel(
+            "residual_rms.triton_kernel", "_residual_rms_kernel",
+            pointers("y", "bias") | {"x_ptr": "*fp32", "scale_ptr": "*fp32", "weight_ptr": "*fp32"} | ends
+            | strides("x", "y") | counts("C") | {"eps": "fp32"},
+            {"ADD": True, "BIAS": True, "TOP": top, "BLOCK_C": 2048}, capabilities=capabilities,
+        ),
+        Kernel(
+            "biased_swiglu.triton_kernel", "_biased_swiglu_kernel",
+            pointers("value", "gate", "bias") | ends | strides("value", "gate") | counts("F"),
+            {"BIAS": True, "TOP": top, "BLOCK_F": 8192 if top else 4096}, num_warps=8 if top else 4,
+            capabilities=capabilities,
+        ),
+        *([row] if top else []),
+    )
+
+
 KERNELS = (
     Kernel("triton_probe", "_probe_kernel", pointers("x", "out"), {}, num_warps=1),
     Kernel(
@@ -98,6 +123,14 @@ KERNELS = (
         "swiglu.triton_kernel", "_swiglu_kernel",
         pointers("gate", "value", "out") | strides("gate", "value") | {"F": "i32"},
         {"BLOCK_F": 4096},
+    ),
+    *vit_kernels("T", 0, CAPABILITIES),
+    *vit_kernels("fp8e4nv", 448, (89, 90, 100, 120)),
+    *vit_kernels("i8", 127, CAPABILITIES),
+    Kernel(
+        "head_norm_rope.triton_kernel", "_head_norm_rope_kernel",
+        pointers("x", "bias") | {"rotation_ptr": "*fp32"} | strides("s", "h") | counts("H", "N") | {"eps": "fp32"},
+        {"BIAS": True, "D": 64, "BLOCK_H": 32},
     ),
     Kernel(
         "tile_mean.triton_kernel", "_tile_mean_kernel",

@@ -1,0 +1,51 @@
+"""Triton biased_swiglu. Plain: one program a token and block of channels. Quantised: one a token, for its scale."""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import check_last_dim
+from ..quantise_rows.forms import FORMS, empty_rows
+from ..quantise_rows.triton_kernel import store_row
+
+BLOCK_F = 4096
+NUM_WARPS = 4
+ROW_WARPS = 8
+"""For a whole row of 8192 channels: 32 values of each half a thread."""
+
+
+@triton.jit
+def _biased_swiglu_kernel(
+    value_ptr, gate_ptr, bias_ptr, out_ptr, row_scale_ptr,
+    stride_value, stride_gate,
+    F,
+    BIAS: tl.constexpr, TOP: tl.constexpr, BLOCK_F: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
+    inside = cols < F
+    value = tl.load(value_ptr + token * stride_value + cols, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_F]
+    gate = tl.load(gate_ptr + token * stride_gate + cols, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        value += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        gate += tl.load(bias_ptr + F + cols, mask=inside, other=0.0).to(tl.float32)
+    out = gate * tl.sigmoid(gate) * value
+    store_row(out_ptr + token * F, row_scale_ptr, token, cols, inside, out, TOP)
+
+
+def biased_swiglu_triton(value, gate, bias, form=""):
+    check_last_dim("biased_swiglu", value=value, gate=gate)
+    S, F = value.shape
+    rows = empty_rows(S, F, form, value.device) if form else None
+    out = torch.empty(S, F, dtype=value.dtype, device=value.device) if rows is None else rows.data
+    whole = triton.next_power_of_2(F)
+    block = whole if form else min(BLOCK_F, whole)
+    with torch.cuda.device_of(value):
+        _biased_swiglu_kernel[(S, triton.cdiv(F, block))](
+            value, gate, value if bias is None else bias, out, value if rows is None else rows.scale,
+            value.stride(0), gate.stride(0),
+            F,
+            BIAS=bias is not None, TOP=int(FORMS[form][1]) if form else 0, BLOCK_F=block,
+            num_warps=ROW_WARPS if form else NUM_WARPS,
+        )
+    return out if rows is None else rows
