@@ -18,10 +18,11 @@ import torch
 from _package import environment, package
 
 vae = package("fasth3_core.vae")
+block_ops = package("fasth3_core.vae.block_ops")
 
 WIDTH, BLOCKS, FF, LATENT = 2048, 36, 8192, 24
 STAGES = ((128, 128, True), (128, 256, True), (256, 256, True), (256, 512, True), (512, 512, False), (512, 1024, False))
-TILE_BATCHES = (1, 2, 4, 7)
+TILE_BATCHES = (1, 4, 7)
 LATENTS, HEIGHT, WIDTH_LATENTS, AUDIO_LATENTS = 37, 48, 84, 207
 GIB = 1 << 30
 
@@ -147,9 +148,49 @@ def timed(run, repeats: int) -> dict:
     return {"seconds": statistics.median(seconds), "runs": seconds, "peak_gib": peak}
 
 
+def parts(half: vae.VideoVAE, tiles: int) -> list[dict]:
+    """Milliseconds of every step of one block at `tiles` tiles a call, and of attention by torch's other backends."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from triton.testing import do_bench
+
+    decoder, block = half.decoder, half.decoder.blocks[0]
+    ops = block_ops.BlockOps.choose(half.device, half.dtype, decoder.head_dim)
+    rotations = decoder.rotations((7, 16, 16), half.device)
+    S = tiles * rotations.shape[0]
+    x = torch.randn(S, WIDTH, device=half.device)
+    y, normed = torch.randn(2, S, WIDTH, device=half.device).to(half.dtype)
+    both = torch.randn(S, 2 * FF, device=half.device).to(half.dtype)
+    hidden = both[:, :FF].contiguous()
+    qkv = torch.randn(S, 3 * WIDTH // 64, 64, device=half.device).to(half.dtype)
+    query, key, value = qkv.view(tiles, -1, 3, WIDTH // 64, 64).permute(2, 0, 3, 1, 4)
+
+    def attend():
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    steps = {
+        "qkv product": lambda: ops.project(normed, block.qkv),
+        "head_norm_rope": lambda: ops.head_norm_rope(qkv[:, : 2 * WIDTH // 64], None, rotations, 1e-5),
+        "attention": attend,
+        "out product": lambda: ops.project(y, block.out),
+        "residual_rms": lambda: ops.residual_rms(x, y, block.scale1, block.out.bias, block.norm2, 1e-5, half.dtype),
+        "ff_in product": lambda: torch.nn.functional.linear(normed, block.ff_in.weight),
+        "biased_swiglu": lambda: ops.biased_swiglu(*both.chunk(2, dim=1), block.ff_in.bias),
+        "ff_out product": lambda: ops.project(hidden, block.ff_out),
+    }
+    rows = [{"part": name, "tiles": tiles, "ms": round(do_bench(step, return_mode="median"), 4)}
+            for name, step in steps.items()]
+    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+        with sdpa_kernel(backend):
+            ms = do_bench(attend, return_mode="median")
+        rows.append({"part": f"attention, {backend.name}", "tiles": tiles, "ms": round(ms, 4)})
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    return rows
+
+
 def measure(half: vae.VideoVAE, audio: vae.AudioVAE, repeats: int) -> list[dict]:
     latent = torch.randn(1, LATENT, LATENTS, HEIGHT, WIDTH_LATENTS, generator=torch.Generator().manual_seed(5))
-    cases = [(tiles, half.device) for tiles in TILE_BATCHES] + [(0, torch.device("cpu"))]
+    cases = [(tiles, half.device) for tiles in TILE_BATCHES[1:]] + [(0, torch.device("cpu"))]
     rows = []
     for tiles, out in cases:
         half.decode(latent[:, :, :7], tile_batch=tiles, out_device=out)
@@ -188,7 +229,7 @@ def main() -> int:
     about = environment() | {"weights_gib": round((half.nbytes + audio.nbytes) / GIB, 2)}
     if arguments.commit:
         about["commit"] = arguments.commit
-    rows = [about | row for row in measure(half, audio, arguments.repeats)]
+    rows = [about | row for row in [*measure(half, audio, arguments.repeats), *parts(half, 4), *parts(half, 7)]]
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "vae_decode.json").write_text(json.dumps({"checks": checks, "rows": rows}, indent=1) + "\n")
     return 0
