@@ -7,17 +7,18 @@ from typing import Any
 
 import torch
 
+from ...kernels.fp8_linear import fp8_why_not
 from ..config import DiTConfig
 from ..contracts import against_record, infer
 from ..errors import ConfigError
 from ..model.handle import H3Model
 from ..vae import AudioVAE, VideoVAE
+from ..vae.video import FP8
 from ..weights.policy import DTYPES
 from ..weights.store import ResidentStore, shared
 from . import audio_names, names, vae_names
 from .component import Component, open_component, read_json
 from .kinds import Plan
-from .quant import QuantizedWeight
 from .reading import FileReader
 
 TRANSFORMER_FOLDERS = ("transformer", "transformer_ref")
@@ -79,7 +80,8 @@ def load_video_vae(path: str | Path, dtype: str | torch.dtype = "auto", device: 
     """Open the video VAE and read it to `device`.
 
     Args:
-        dtype: of the decoder's products. "auto" is fp16 on an accelerator and fp32 on the CPU.
+        dtype: of the decoder's products. "auto" is fp16 on an accelerator and fp32 on the CPU; "fp8" quantises those
+            of the blocks when they are read, for an NVIDIA GPU that has float8.
 
     Raises:
         CheckpointError: not a whole video VAE, or one whose decoder is not known how to run.
@@ -104,8 +106,12 @@ def _vae_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
         return dtype
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.float16
+    if dtype == "fp8":
+        if (why := fp8_why_not(device)) is not None:
+            raise ConfigError("dtype", dtype, why, "Use 'auto'.")
+        return FP8
     if dtype not in DTYPES:
-        raise ConfigError("dtype", dtype, f"'auto' or one of {list(DTYPES)}", "Use 'auto' if unsure.")
+        raise ConfigError("dtype", dtype, f"'auto', 'fp8' or one of {list(DTYPES)}", "Use 'auto' if unsure.")
     return DTYPES[dtype]
 
 
@@ -115,15 +121,14 @@ def _lazy(component: Component, plan: Plan, device: torch.device) -> Iterator["_
         yield _LazyTensors(plan, reader)
 
 
-class _LazyTensors(Mapping[str, torch.Tensor]):
-    """Canonical tensors that are read when they are asked for, so that a VAE is never in memory twice."""
+class _LazyTensors(Mapping[str, Any]):
+    """Canonical tensors, or quantised weights, that are read when they are asked for: never twice in memory."""
 
     def __init__(self, plan: Plan, reader: FileReader) -> None:
         self._plan, self._reader = plan, reader
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        value = self._plan.entries[name].load(self._reader)
-        return value.dequantise(torch.float32) if isinstance(value, QuantizedWeight) else value
+    def __getitem__(self, name: str) -> Any:
+        return self._plan.entries[name].load(self._reader)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._plan.entries)

@@ -1,4 +1,4 @@
-"""What a decoder block does besides its products, as one decode runs it: chosen once, by the registry."""
+"""What a decoder block is made of, as one decode runs it: implementations chosen once, by the registry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,35 +8,58 @@ import torch.nn.functional as F
 
 from ...kernels import registry
 from ...kernels.device import Case
+from ...kernels.fp8_linear import fp8_linear
+from ...kernels.int8_linear import int8_linear
+from ...kernels.quantise_rows import QuantisedRows
 from .tensors import Linear
+
+Rows = torch.Tensor | QuantisedRows
 
 
 @dataclass(frozen=True)
 class BlockOps:
+    """Products leave their bias to the op after them where that reads every element anyway."""
+
     residual_rms: Callable
     head_norm_rope: Callable
     biased_swiglu: Callable
-    fused: bool
-    """Kernels read every element once and add the biases on the way; else the products add them, in their epilogue."""
+    quantise_rows: Callable
+    form: str
+    """Of the rows that go into products: "" as they are, "fp8" quantised, by the op that makes them."""
+    leaves_bias: bool
 
     @classmethod
-    def choose(cls, device: torch.device, dtype: torch.dtype, head_dim: int) -> "BlockOps":
+    def choose(cls, device: torch.device, dtype: torch.dtype, head_dim: int, form: str = "") -> "BlockOps":
         case = Case(device=device, dtype=dtype, head_dim=head_dim)
-        names = ("residual_rms", "head_norm_rope", "biased_swiglu")
+        names = ("residual_rms", "head_norm_rope", "biased_swiglu", "quantise_rows")
         chosen = [registry.resolve(name, "auto", case) for name in names]
-        return cls(*chosen, fused=all(op.name == "triton" for op in chosen))
+        return cls(*chosen, form, leaves_bias=form != "" or all(op.name == "triton" for op in chosen))
 
-    def project(self, x: torch.Tensor, layer: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def project(self, x: Rows, layer: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The product, and the bias that the op after it still has to add."""
-        if self.fused:
-            return F.linear(x, layer.weight), layer.bias
-        return layer(x), None
+        bias = None if self.leaves_bias else layer.bias
+        if isinstance(layer.weight, torch.Tensor):
+            y = F.linear(x, layer.weight, bias)
+        elif isinstance(layer.weight, QuantisedRows):
+            y = fp8_linear(x, layer.weight, layer.bias.dtype)
+        else:
+            y = int8_linear(x, layer.weight.data, layer.weight.scale, bias, group=layer.weight.group)
+        return y, layer.bias if self.leaves_bias else None
 
-    def feed_forward_hidden(self, x: torch.Tensor, layer: Linear) -> torch.Tensor:
+    def whole(self, x: Rows, layer: Linear) -> torch.Tensor:
+        """The product with its bias."""
+        y, bias = self.project(x, layer)
+        return y if bias is None else y + bias
+
+    def rows(self, x: torch.Tensor) -> Rows:
+        """What no op of ours made, in the form that products take."""
+        return self.quantise_rows(x, self.form) if self.form else x
+
+    def feed_forward_hidden(self, x: Rows, layer: Linear) -> Rows:
         """silu(gate) * value of a layer with the value's rows first."""
-        if self.fused:
-            value, gate = F.linear(x, layer.weight).chunk(2, dim=-1)
-            return self.biased_swiglu(value, gate, layer.bias)
+        if self.leaves_bias or not isinstance(layer.weight, torch.Tensor):
+            y, bias = self.project(x, layer)
+            return self.biased_swiglu(*y.chunk(2, dim=-1), bias, self.form)
         # two products instead of one of double width: both halves stay contiguous, and work in place
         (value, value_bias), (gate, gate_bias) = zip(layer.weight.chunk(2), layer.bias.chunk(2), strict=True)
         return self.biased_swiglu(F.linear(x, value, value_bias), F.linear(x, gate, gate_bias), None)

@@ -3,18 +3,22 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ..errors import CheckpointError
 
+Weight = torch.Tensor | Any
+"""A tensor [O, I], or an object that stands for one: `data` [O, I], `scale` [O, 1] and `dequantise(dtype)`."""
+
 
 @dataclass(frozen=True)
 class Linear:
     """y = x W^T + b on the last dim."""
 
-    weight: torch.Tensor
+    weight: Weight
     bias: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +45,13 @@ class Reader:
 
     def take(self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The tensor on the reader's device in `dtype`. None in `shape` matches any size."""
-        value = self._find(name)
+        return self._checked(name, self._find(name), shape, dtype)
+
+    def _checked(
+        self, name: str, value: Weight, shape: tuple[int | None, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            value = value.dequantise(dtype)
         wrong = value.ndim != len(shape) or any(
             want is not None and want != got for want, got in zip(shape, value.shape, strict=True)
         )
@@ -53,8 +63,19 @@ class Reader:
         self.taken.add(name)
         return value.detach().to(self.device, dtype).contiguous()
 
-    def linear(self, prefix: str, out: int | None, inp: int | None, dtype: torch.dtype) -> Linear:
-        weight = self.take(f"{prefix}.weight", (out, inp), dtype)
+    def linear(
+        self, prefix: str, out: int | None, inp: int | None, dtype: torch.dtype, keep_int8: bool = False
+    ) -> Linear:
+        """A layer; with `keep_int8` an int8 weight with a scale a row stays what it is."""
+        name = f"{prefix}.weight"
+        value = self._find(name)
+        if keep_int8 and not isinstance(value, torch.Tensor) and value.data.dtype == torch.int8:
+            if tuple(value.shape) != (out, inp):
+                raise CheckpointError(f"{self.what}: {name} has shape {list(value.shape)}, expected {[out, inp]}")
+            self.taken.add(name)
+            weight = value.to(self.device)
+        else:
+            weight = self._checked(name, value, (out, inp), dtype)
         return Linear(weight, self.take(f"{prefix}.bias", (weight.shape[0],), dtype))
 
     def norm(self, prefix: str, width: int) -> Norm:

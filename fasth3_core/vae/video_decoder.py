@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import CheckpointError, ConfigError
-from .block_ops import BlockOps
+from .block_ops import BlockOps, Rows
 from .decoder_weights import Block, read_block
 from .tensors import Linear, Norm, Reader
 
@@ -26,6 +26,8 @@ AMBIGUOUS_BLOCKS = 24
 @dataclass(frozen=True)
 class ViTDecoder:
     dtype: torch.dtype
+    form: str
+    """Of the operands of the blocks' products: "" for `dtype`, or a form of quantise_rows."""
     head_dim: int
     post_quant: Linear
     proj_in: Linear
@@ -55,30 +57,30 @@ class ViTDecoder:
     def __call__(self, latents_BTHWC: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Raw latents [B, t, h, w, 24] to ImageNet-normalised pixels [B, 3, 4t, 16h, 16w] in the weights' dtype."""
         B, t, h, w, _ = latents_BTHWC.shape
-        ops = BlockOps.choose(latents_BTHWC.device, self.dtype, self.head_dim)
+        ops = BlockOps.choose(latents_BTHWC.device, self.dtype, self.head_dim, self.form)
         patches = self.proj_in(self.post_quant(latents_BTHWC.to(self.dtype))).float().flatten(1, 3)
         x_SC = torch.cat([patches, self.suffix.expand(B, -1, -1)], dim=1).flatten(0, 1)
-        normed = ops.residual_rms(x_SC, None, None, None, self.blocks[0].norm1, EPS, self.dtype)
+        normed = ops.residual_rms(x_SC, None, None, None, self.blocks[0].norm1, EPS, self.dtype, self.form)
         for block, following in zip(self.blocks, self.blocks[1:], strict=False):
             hidden = self._branches(x_SC, normed, block, rotations, ops)
             y_SC, bias = ops.project(hidden, block.ff_out)
-            normed = ops.residual_rms(x_SC, y_SC, block.scale2, bias, following.norm1, EPS, self.dtype)
+            normed = ops.residual_rms(x_SC, y_SC, block.scale2, bias, following.norm1, EPS, self.dtype, self.form)
         last = self.blocks[-1]
-        x_SC.addcmul_(last.ff_out(self._branches(x_SC, normed, last, rotations, ops)), last.scale2)
+        x_SC.addcmul_(ops.whole(self._branches(x_SC, normed, last, rotations, ops), last.ff_out), last.scale2)
         x_BNC = x_SC.view(B, -1, x_SC.shape[1])[:, : t * h * w]
         out = F.layer_norm(x_BNC, x_BNC.shape[-1:], self.norm_out.weight, self.norm_out.bias, EPS)
         pixels = self.proj_out(out.to(self.dtype)).view(B, t, h, w, *PATCH)
         return pixels.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(B, PATCH[0], t * PATCH[1], h * PATCH[2], w * PATCH[3])
 
     def _branches(
-        self, x_SC: torch.Tensor, normed: torch.Tensor, block: Block, rotations: torch.Tensor, ops: BlockOps
-    ) -> torch.Tensor:
+        self, x_SC: torch.Tensor, normed: Rows, block: Block, rotations: torch.Tensor, ops: BlockOps
+    ) -> Rows:
         """Attention into the residual; then the feed-forward up to its hidden [S, F], which `ff_out` projects."""
-        y_SC, bias = ops.project(self._attention(normed, block.qkv, rotations, ops), block.out)
-        normed = ops.residual_rms(x_SC, y_SC, block.scale1, bias, block.norm2, EPS, self.dtype)
+        y_SC, bias = ops.project(ops.rows(self._attention(normed, block.qkv, rotations, ops)), block.out)
+        normed = ops.residual_rms(x_SC, y_SC, block.scale1, bias, block.norm2, EPS, self.dtype, self.form)
         return ops.feed_forward_hidden(normed, block.ff_in)
 
-    def _attention(self, normed: torch.Tensor, qkv: Linear, rotations: torch.Tensor, ops: BlockOps) -> torch.Tensor:
+    def _attention(self, normed: Rows, qkv: Linear, rotations: torch.Tensor, ops: BlockOps) -> torch.Tensor:
         N, D = rotations.shape[0], self.head_dim
         projected, bias = ops.project(normed, qkv)
         heads_SHD = projected.unflatten(-1, (-1, D))
@@ -86,11 +88,18 @@ class ViTDecoder:
         turned_bias = None if bias is None else bias.view(-1, D)[:rotating]
         ops.head_norm_rope(heads_SHD[:, :rotating], turned_bias, rotations, EPS)
         query, key, value = heads_SHD.view(-1, N, 3, rotating // 2, D).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(normed.shape)
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(len(heads_SHD), -1)
 
 
-def read_decoder(reader: Reader, dtype: torch.dtype, head_dim: int) -> ViTDecoder:
-    """The decoder from diffusers names. Raises CheckpointError on a missing, misshapen or foreign tensor."""
+def read_decoder(reader: Reader, dtype: torch.dtype, head_dim: int, form: str = "") -> ViTDecoder:
+    """The decoder from diffusers names.
+
+    Args:
+        dtype: of products, but for operands in 8 bits.
+        form: of quantise_rows, to quantise the blocks' weights here; "" leaves them as the file has them.
+
+    Raises CheckpointError on a missing, misshapen or foreign tensor.
+    """
     depth = reader.count("decoder.transformer_blocks", "scale1")
     if depth == 0:
         raise CheckpointError(f"{reader.what}: no decoder.transformer_blocks.0.scale1: not an H3 ViT decoder")
@@ -108,11 +117,12 @@ def read_decoder(reader: Reader, dtype: torch.dtype, head_dim: int) -> ViTDecode
     registers = reader.take("decoder.register_tokens", (1, None, width))[0]
     decoder = ViTDecoder(
         dtype=dtype,
+        form=form,
         head_dim=head_dim,
         post_quant=Linear(post_quant, reader.take("post_quant_conv.bias", (channels,), dtype)),
         proj_in=reader.linear("decoder.proj_in", width, channels, dtype),
         suffix=F.pad(registers, (0, 0, 0, 1)),
-        blocks=tuple(read_block(reader, i, width, head_dim, dtype) for i in range(depth)),
+        blocks=tuple(read_block(reader, i, width, head_dim, dtype, form) for i in range(depth)),
         norm_out=reader.norm("decoder.norm_out", width),
         proj_out=reader.linear("decoder.proj_out", math.prod(PATCH), width, dtype),
     )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from comfyui_fasth3.fasth3_core.checkpoint.quant import QuantizedWeight
 from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, FastH3Error, GeometryError, Interrupted
 from comfyui_fasth3.fasth3_core.vae import VideoVAE, sample_posterior, video
 from comfyui_fasth3.kernels.head_norm_rope import head_norm_rope
@@ -192,6 +193,39 @@ def test_low_precision_loses_no_more_than_plain_torch(vae, weights, recorded, dt
     plain_error = (plain.float() - vae.decoder(raw, rotations)).square().mean().sqrt() * 0.225
     assert 0 < error <= 2 * plain_error
     assert (exact * 1.01 - exact).square().mean().sqrt() > 2 * plain_error
+
+
+def test_int8_weights_stay_int8_and_decode_as_what_they_stand_for(weights, recorded):
+    """ConvRot rows of 128 inputs in groups of 64 and 16; norms, biases and the rest are float."""
+    quantised, plain = dict(weights), dict(weights)
+    for name in [n for n in weights if n.startswith("decoder.transformer_blocks.") and weights[n].ndim == 2]:
+        scale = weights[name].abs().amax(dim=1, keepdim=True) / 100
+        data = (weights[name] / scale).round().to(torch.int8)
+        quantised[name] = QuantizedWeight(data, scale, "int8_tensorwise", 64)
+        plain[name] = quantised[name].dequantise(torch.float32)
+    vae, exact = VideoVAE.from_tensors(quantised), VideoVAE.from_tensors(plain)
+    latent = recorded["decode0.latent"]
+    pixels = vae.decode(latent)
+    torch.testing.assert_close(pixels, exact.decode(latent), rtol=0, atol=2e-5)
+    assert (pixels - pixels * 1.01).abs().max() > 2e-5
+    for block in vae.decoder.blocks:
+        layers = (block.qkv, block.out, block.ff_in, block.ff_out)
+        assert all(layer.weight.data.dtype == torch.int8 and layer.weight.group == 64 for layer in layers)
+    assert vae.nbytes < 0.8 * exact.nbytes
+    moved = vae.to("meta")
+    assert moved.decoder.blocks[0].qkv.weight.data.device.type == "meta"
+
+
+def test_fp8_quantises_the_blocks_products_alone(weights, recorded):
+    vae = VideoVAE.from_tensors(weights, torch.float8_e4m3fn)
+    assert vae.dtype == vae.decoder.proj_out.weight.dtype == torch.bfloat16
+    block = vae.decoder.blocks[0]
+    assert {layer.weight.data.dtype for layer in (block.qkv, block.out, block.ff_in, block.ff_out)} == {
+        torch.float8_e4m3fn
+    }
+    pixels, exact = vae.decode(recorded["decode0.latent"]), recorded["decode0.pixels"]
+    psnr = -10 * (pixels - exact).square().mean().log10().item()
+    assert 40 < psnr < 80
 
 
 def test_islands_are_fp32(weights):

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from comfyui_fasth3.fasth3_core.checkpoint.quant import QuantizedWeight
 from comfyui_fasth3.fasth3_core.vae import block_ops
 from comfyui_fasth3.fasth3_core.vae.tensors import Reader
 from comfyui_fasth3.fasth3_core.vae.video_decoder import read_decoder
+from comfyui_fasth3.kernels.device import INTERPRET
 
 WIDTH, FF = 128, 96
 
@@ -43,10 +45,11 @@ def test_fused_tiles_are_the_same_tiles(triton_device, dtype, tolerance, monkeyp
     raw = torch.randn(2, 7, 2, 3, 24, device=triton_device)
     rotations = decoder.rotations((7, 2, 3), raw.device)
     choose = block_ops.BlockOps.choose
-    assert choose(raw.device, dtype, 64).fused
+    assert choose(raw.device, dtype, 64).leaves_bias
+    assert choose(raw.device, dtype, 64).residual_rms.name == "triton"
     fused = decoder(raw, rotations).float()
     monkeypatch.setattr(block_ops.registry, "resolve", eager(block_ops.registry.resolve))
-    assert not choose(raw.device, dtype, 64).fused
+    assert not choose(raw.device, dtype, 64).leaves_bias
     truth = exact(raw, rotations)
 
     def error(out):
@@ -58,3 +61,31 @@ def test_fused_tiles_are_the_same_tiles(triton_device, dtype, tolerance, monkeyp
 
 def eager(resolve):
     return lambda op, backend, case: resolve(op, "eager", case)
+
+
+@pytest.mark.parametrize("form", ["fp8", "int8 rows"])
+def test_8_bit_products_lose_what_their_operands_lose(triton_device, form):
+    """Against the same decoder with weights that hold exactly what the 8-bit ones stand for."""
+    if form == "fp8" and INTERPRET:
+        pytest.skip("the interpreter loses the carry when it rounds to float8: needs a CUDA device")
+    tensors = weights()
+    if form == "fp8":
+        decoder = read_decoder(Reader(tensors, "video VAE", torch.device(triton_device)), torch.bfloat16, 64, "fp8")
+    else:
+        for name, value in tensors.items():
+            if ".attn." in name and name.endswith("weight"):
+                scale = value.abs().amax(dim=1, keepdim=True) / 127
+                tensors[name] = QuantizedWeight((value / scale).round().to(torch.int8), scale, "int8_tensorwise")
+        decoder = read_decoder(Reader(tensors, "video VAE", torch.device(triton_device)), torch.bfloat16, 64)
+        assert decoder.blocks[0].qkv.weight.data.dtype == torch.int8
+    exact = read_decoder(Reader(weights_again(), "video VAE", torch.device(triton_device)), torch.float32, 64)
+    raw = torch.randn(2, 7, 2, 3, 24, device=triton_device)
+    rotations = decoder.rotations((7, 2, 3), raw.device)
+    out, truth = decoder(raw, rotations).float(), exact(raw, rotations)
+    error = ((out - truth).norm() / truth.norm()).item()
+    assert 1e-3 < error < 0.1
+
+
+def weights_again():
+    torch.manual_seed(42)  # as the fixture of every test does
+    return weights()

@@ -1,0 +1,42 @@
+"""fp8_linear: y = x Wᵀ with both sides in float8_e4m3fn and one scale a row."""
+
+import torch
+
+from ..device import Case
+from ..quantise_rows import QuantisedRows, quantise_rows
+from ..registry import Impl, register, resolve
+from .eager import fp8_linear_eager, fp8_why_not
+from .reference import fp8_linear_reference
+
+__all__ = ["fp8_linear", "fp8_linear_eager", "fp8_linear_reference", "fp8_why_not"]
+
+
+def fp8_linear(
+    x: torch.Tensor | QuantisedRows, weight: QuantisedRows, dtype: torch.dtype, *, backend: str = "auto"
+) -> torch.Tensor:
+    """Project rows; the bias is the caller's, whose next kernel adds it.
+
+    Args:
+        x: [S, I] float, quantised here, or rows of quantise_rows' form "fp8".
+        weight: [O, I] of the same form; I and O are multiples of 16.
+        dtype: of the result: bf16, or with torch 2.10 and newer fp16.
+
+    Returns:
+        [S, O] in `dtype`.
+
+    Raises:
+        BackendUnavailable: the named backend cannot take x.
+    """
+    if isinstance(x, torch.Tensor):
+        x = quantise_rows(x, "fp8")
+    case = Case(device=x.data.device, dtype=dtype, head_dim=x.data.shape[1])
+    return resolve("fp8_linear", backend, case)(x, weight, dtype)
+
+
+register(
+    Impl(
+        op="fp8_linear", name="eager", rank=50, load=lambda: fp8_linear_eager,
+        why_not=lambda case: fp8_why_not(case.device),
+    )
+)
+register(Impl(op="fp8_linear", name="reference", rank=100, load=lambda: fp8_linear_reference))

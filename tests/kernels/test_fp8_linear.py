@@ -1,0 +1,45 @@
+"""fp8_linear against the product of the values that its operands stand for."""
+
+import pytest
+import torch
+from comfyui_fasth3.kernels.fp8_linear import fp8_linear, fp8_why_not
+from comfyui_fasth3.kernels.quantise_rows import quantise_rows
+from comfyui_fasth3.kernels.registry import BackendUnavailable
+
+
+def operands(device, rows=37):
+    x = torch.randn(rows, 96, device=device) * torch.logspace(-2, 2, rows, device=device)[:, None]
+    return quantise_rows(x, "fp8"), quantise_rows(torch.randn(48, 96, device=device), "fp8"), x
+
+
+def error(y, truth):
+    return ((y.double() - truth).norm(dim=1) / truth.norm(dim=1)).max().item()
+
+
+def test_reference_is_the_product_of_the_dequantised():
+    x, weight, _ = operands("cpu")
+    truth = (x.data.double() * x.scale) @ (weight.data.double() * weight.scale).T
+    y = fp8_linear(x, weight, torch.float32, backend="reference")
+    assert error(y, truth) <= 1e-6 < error(y * 1.01, truth)
+
+
+def test_plain_rows_are_quantised_first():
+    x, weight, plain = operands("cpu")
+    assert torch.equal(fp8_linear(plain, weight, torch.float32), fp8_linear(x, weight, torch.float32))
+
+
+def test_the_fast_product_is_refused_without_float8():
+    x, weight, _ = operands("cpu")
+    with pytest.raises(BackendUnavailable, match="needs an NVIDIA GPU, got cpu"):
+        fp8_linear(x, weight, torch.bfloat16, backend="eager")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_fast_product(dtype):
+    if not torch.cuda.is_available() or (why := fp8_why_not(torch.device("cuda"))) is not None:
+        pytest.skip("needs a CUDA device of capability 8.9" if not torch.cuda.is_available() else why)
+    x, weight, _ = operands("cuda")
+    truth = fp8_linear(x, weight, torch.float32, backend="reference").double()
+    y = fp8_linear(x, weight, dtype, backend="eager")
+    # one rounding to the dtype, and the 14 bits that the fast accumulation keeps
+    assert y.dtype == dtype and error(y, truth) <= 4e-3 < error(y.float() * 1.01, truth)
