@@ -117,8 +117,21 @@ def infer(
         contract = _from_record(recorded)
     else:
         contract = _from_tensors(config, gates_zero)
-    _check_fit(contract, config, gates_zero)
+    check_fit(contract, config, gates_zero)
     return contract
+
+
+def chosen_by(config: DiTConfig, recorded: Mapping[str, Any] | None, requested: str) -> str:
+    """What `infer` went by, for the report."""
+    if requested != "auto":
+        return "name"
+    if config.output_heads > 1:
+        return "its bank of output heads"
+    if recorded is not None:
+        return "the record beside the weights"
+    if config.has_gates:
+        return "its tensors"
+    return "default: without gates and a record, a student distilled for dense attention looks like the base model"
 
 
 _RECORDED = ("points", "rungs", "shift_video", "shift_audio", "sparsity", "tile_size")
@@ -149,7 +162,8 @@ def _from_tensors(config: DiTConfig, gates_zero: bool | None) -> Contract:
     )
 
 
-def _check_fit(contract: Contract, config: DiTConfig, gates_zero: bool | None) -> None:
+def check_fit(contract: Contract, config: DiTConfig, gates_zero: bool | None) -> None:
+    """Raises ContractError, with the mend, if a model of these tensors cannot run the contract."""
     heads = max(1, contract.fine_steps)
     if heads != config.output_heads:
         raise ContractError(

@@ -1,7 +1,9 @@
 """From a path to a handle: headers are checked now, values are read when they are needed, straight to their device."""
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 
 from ...kernels.fp8_linear import fp8_why_not
 from ..config import DiTConfig
-from ..contracts import against_record, infer
+from ..contracts import against_record, chosen_by, infer
 from ..errors import ConfigError
 from ..model.handle import H3Model
 from ..vae import AudioVAE, VideoVAE
@@ -20,6 +22,8 @@ from . import audio_names, names, vae_names
 from .component import Component, open_component, read_json
 from .kinds import Plan
 from .reading import FileReader
+
+log = logging.getLogger("fasth3")
 
 TRANSFORMER_FOLDERS = ("transformer", "transformer_ref")
 VIDEO_VAE_FOLDERS = ("vae", "video_vae")
@@ -46,22 +50,45 @@ def load_model(
         ContractError: the contract does not fit, or "auto" cannot know it.
     """
     component = open_component(path, TRANSFORMER_FOLDERS)
-
-    def make() -> ResidentStore:
-        plan = names.plan_transformer(component, layout)
-        return ResidentStore(component, plan, DiTConfig.from_shapes(plan.shapes, component.config), dtype)
-
-    store = shared((component.fingerprint, dtype, layout), make)
+    key = (component.fingerprint, dtype, layout)
+    opened = Opened(component, lambda: names.plan_transformer(component, layout), dtype, contract, key)
+    store = open_store(opened)
     recorded = recorded_contract(component)
     decided = infer(store.config, gates_zero=store.gates_all_zero(), recorded=recorded, requested=contract)
+    chosen = chosen_by(store.config, recorded, contract)
+    log.info("contract %s (by %s)", decided.name, chosen)
     details = {
         "layout": store.plan.layout,
         "bytes_on_disk": component.nbytes,
         "quantised_layers": len(store.plan.quantised),
         "recorded_contract": recorded is not None,
+        "contract_by": chosen,
     }
     departures = against_record(decided, recorded) if recorded is not None and contract != "auto" else ()
-    return H3Model(store.config, decided, store, str(component.root), details, departures)
+    return H3Model(store.config, decided, store, str(component.root), details, departures, opened)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The files of a model and how they are read: all that its store is made from."""
+
+    component: Component
+    plan: Callable[[], Plan]
+    dtype: str
+    contract: str
+    """As it was asked for: "auto" or a name."""
+    key: Hashable
+    """Equal for the same weights in the same form."""
+
+
+def open_store(opened: Opened) -> ResidentStore:
+    """The store of these files: the one that is in use already, if there is one."""
+
+    def make() -> ResidentStore:
+        plan, component = opened.plan(), opened.component
+        return ResidentStore(component, plan, DiTConfig.from_shapes(plan.shapes, component.config), opened.dtype)
+
+    return shared(opened.key, make)
 
 
 def recorded_contract(component: Component) -> Mapping[str, Any] | None:

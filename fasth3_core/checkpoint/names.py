@@ -102,6 +102,27 @@ def _group(canonical: str, layout: str) -> Group:
     return Group((canonical,), (_TOP[canonical],))
 
 
+def _underscored(layer: str) -> str:
+    return layer.replace(".", "_")
+
+
+_SPELLED = {"attn.to_out": "attn.to_out.0", "ff.fc_in": "ff.net.0.proj", "ff.fc_out": "ff.net.2"}
+"""FastVideo's own spelling of layers of a block."""
+_FLAT_TOP = {_underscored(name): name for names in (_TOP, _FROM_TOP) for name in names}
+_FLAT_BLOCK = {_underscored(name): name for names in (_BLOCK, _FROM_BLOCK) for name in names}
+_FLAT_BLOCK |= {_underscored(name): layer for name, layer in _SPELLED.items()}
+_FLAT_STACK = {_underscored(name): name for names in (_STACKS, _FROM_STACK) for name in names}
+_FLAT = re.compile(f"({'|'.join(sorted(_FLAT_STACK, key=len, reverse=True))})_([0-9]+)_(.+)")
+
+
+def dotted(flat: str) -> str | None:
+    """The layer, in either naming, of which `flat` is the name with underscores for dots; None if there is none."""
+    if block := _FLAT.fullmatch(flat):
+        layer = _FLAT_BLOCK.get(block[3])
+        return layer and f"{_FLAT_STACK[block[1]]}.{block[2]}.{layer}"
+    return _FLAT_TOP.get(flat)
+
+
 def _head_dim(canonical: str, entries: Mapping[str, Entry], config: Mapping) -> int:
     norm = entries.get(canonical.replace("qkv_proj", "q_norm") + ".weight")
     return norm.shape[0] if norm else 0

@@ -8,7 +8,7 @@ shrinks under a map kills the process instead of raising.
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -29,6 +29,9 @@ class Reader(Protocol):
 
     def rows(self, name: str, start: int, dest: torch.Tensor) -> None:
         """Fill `dest` [rows, ...], contiguous, with the rows of a stored tensor from `start`, in dest's dtype."""
+
+    def as_one(self, nbytes: int) -> AbstractContextManager[None]:
+        """A context that counts what is read inside as `nbytes` once, at its end: for a tensor made from several."""
 
 
 @contextmanager
@@ -95,6 +98,15 @@ class FileReader:
                 part.copy_(raw.view(dtype), non_blocking=staging.event is not None)
                 staging.record()
             self._on_piece(part.numel() * dest.dtype.itemsize)
+
+    @contextmanager
+    def as_one(self, nbytes: int) -> Iterator[None]:
+        report, self._on_piece = self._on_piece, lambda count: report(0)  # an interrupt is noticed as often as before
+        try:
+            yield
+        finally:
+            self._on_piece = report
+        report(nbytes)
 
     def _fill(self, file: BinaryIO, raw: torch.Tensor, path: Path) -> None:
         view = memoryview(raw.numpy())
@@ -164,6 +176,9 @@ class MemoryReader:
         source = self._tensors[name]
         source = source.reshape(1) if source.ndim == 0 else source
         dest.copy_(source[start : start + dest.shape[0]].reshape(dest.shape))
+
+    def as_one(self, nbytes: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class MemorySource:

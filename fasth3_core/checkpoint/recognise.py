@@ -1,5 +1,6 @@
 """What a file is, from its names, so that a file in the wrong slot is told where it belongs."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -80,16 +81,16 @@ SORTS = (
     ),
 )
 
-_ADAPTER_ENDS = (
-    ".lora_A.weight", ".lora_B.weight", ".lora_down.weight", ".lora_up.weight", ".lora_A.default.weight",
-    ".diff", ".diff_b", ".set_weight",
-)  # fmt: skip
+_ADAPTER = re.compile(
+    r"[._]lora(_linear_layer)?[._](A|B|up|down|mid)(\.|$)|\.(diff|diff_b|set_weight|dora_scale)$|\.(hada|lokr|oft|boft)_\w+$"
+)
+"""In the names of adapters of every form, those that are not read included."""
 
 
 def recognise(names: Iterable[str], metadata: Mapping[str, str]) -> tuple[str, str]:
     """(name of the sort, prefix of its names); ("unknown", "") if it is none."""
     names = set(names)
-    if metadata.get("format", "").startswith("fastvideo-lora") or any(name.endswith(_ADAPTER_ENDS) for name in names):
+    if metadata.get("format", "").startswith("fastvideo-lora") or any(map(_ADAPTER.search, names)):
         return "adapter", ""
     for sort in SORTS:
         for prefix in sort.prefixes:
@@ -115,7 +116,7 @@ def require(source: Source, wanted: str) -> str:
     if found == "adapter":
         raise CheckpointError(
             f"{source.label}: this is an adapter (LoRA), which changes a model and is none. "
-            f"Load the {what} it was made for, or the release that has it merged."
+            f"Load the {what} it was made for, and apply this file to it with FastH3ApplyAdapter."
         )
     some = ", ".join(sorted(source.tensors)[:4]) or "none at all"
     raise CheckpointError(

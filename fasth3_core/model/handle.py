@@ -1,6 +1,7 @@
 """What the loader node hands to the sampler."""
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,8 +40,15 @@ class WeightStore(Protocol):
     def top(self) -> Mapping[str, torch.Tensor]:
         """Everything outside the main blocks."""
 
-    def block(self, index: int) -> Mapping[str, torch.Tensor]:
-        """One main block without its AdaLN, names relative to it."""
+    def use(self, index: int) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
+        """One main block without its AdaLN, names relative to it, on the device for the length of a `with`: memory
+        that streamed weights pass through is another block's afterwards."""
+
+    def gated(self) -> tuple[bool, ...]:
+        """Per block: whether it has a gate that is not all zero."""
+
+    def traffic(self) -> Mapping[str, Any]:
+        """For the report: where the blocks are kept, and what was streamed since the last call."""
 
     def block_tables(self, key: Hashable, build: BuildTable) -> Tables:
         """AdaLN tables of every block, [block][step]: `build` is called once a block with the block's AdaLN weights.
@@ -62,3 +70,6 @@ class H3Model:
     """What else the report should say: layout, quantisation, adapters."""
     departures: tuple[str, ...] = ()
     """Where the contract that was asked for differs from what the files say of themselves."""
+    opened: Any = None
+    """`checkpoint.load.Opened`: the files behind the store, to which an adapter is applied. None for a model that was
+    made from tensors in memory."""
