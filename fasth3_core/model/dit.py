@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.segments import Segments
-from ..adapters.weight import AdaptedWeight
 from ..packing.layout import PackedLayout
 from . import blocks
 from .handle import WeightStore
@@ -123,8 +122,6 @@ def prepare(
         check_interrupt()
         return tuple(block_table(f, weights, dtype) for f in features)
 
-    gates = (store.block(i)["attn.to_gate_compress.weight"] for i in range(config.num_layers))
-    gates = gates if use_gates and config.has_gates else ()
     return Prepared(
         layout=layout,
         ops=ops,
@@ -135,7 +132,7 @@ def prepare(
         tables=store.block_tables(tuple(tuple(step.times.tolist()) for step in steps), tables_of_block),
         final=tuple(final_table(f, top) for f in features),
         heads=heads_of_steps(top, bank, store.head_form, len(steps)),
-        gated=tuple(map(_any_nonzero, gates)) or (False,) * config.num_layers,
+        gated=store.gated() if use_gates else (False,) * config.num_layers,
     )
 
 
@@ -163,10 +160,11 @@ def velocity(
     pace = _Pace(x.device)
     for i in range(config.num_layers):
         check_interrupt()
-        blocks.main_block(
-            x, store.block(i), config, ops, prepared.tables[i][step], segments, prepared.rope,
-            attend_at(step, i), prepared.gated[i], check_interrupt,
-        )
+        with store.use(i) as weights:
+            blocks.main_block(
+                x, weights, config, ops, prepared.tables[i][step], segments, prepared.rope,
+                attend_at(step, i), prepared.gated[i], check_interrupt,
+            )
         after_block(x)
         pace.wait()
     top, final = store.top(), prepared.final[step]
@@ -204,14 +202,6 @@ def _head(
         normed = F.rms_norm(x[start : start + _OUT_ROWS], norm.shape, norm, blocks.EPS).float()
         out[start : start + _OUT_ROWS] = linear(torch.addcmul(shift, normed, 1.0 + scale), weight, bias)
     return out
-
-
-def _any_nonzero(weight) -> bool:
-    if isinstance(weight, AdaptedWeight):
-        return True  # its increments are why it is there
-    data = weight if isinstance(weight, torch.Tensor) else weight.data
-    # bytes: float8 has no test for zero on every device, and a negative zero costs no more than its projection
-    return bool((data.view(torch.uint8) if data.itemsize == 1 else data).any())
 
 
 class _Pace:

@@ -34,6 +34,8 @@ class RunReport:
     steps: list[StepReport] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """By stage."""
+    weights: dict[str, Any] = field(default_factory=dict)
+    """Where the blocks were kept, and what was streamed."""
     memory: dict[str, int] = field(default_factory=dict)
     """Peak bytes on the device, where the device tells."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -63,7 +65,18 @@ class RunReport:
         lines += [f"not used: {name}: {why}" for name, why in attention.get("refused", {}).items()]
         if self.token_ops:
             lines.append("token-wise operations: " + ", ".join(sorted({row["backend"] for row in self.token_ops})))
+        lines += _weights_lines(self.weights)
         lines += [f"departs from the contract: {text}" for text in self.departures]
         lines += [f"warning: {text}" for text in self.warnings]
         lines.append(", ".join(f"{stage} {value:.2f} s" for stage, value in self.seconds.items()))
         return "\n".join(lines)
+
+
+def _weights_lines(weights: dict[str, Any]) -> list[str]:
+    if "streamed_bytes" not in weights:
+        return []
+    pinned = weights["pinned_bytes"] / max(1, weights["host_bytes"])
+    return [
+        f"weights: {weights['placement']}; {weights['streamed_bytes'] / 2**30:.1f} GiB streamed in {weights['copies']} "
+        f"copies, {pinned:.0%} of them page-locked, waited {weights['wait_seconds']:.2f} s"
+    ]

@@ -119,6 +119,7 @@ def sample(
         main = ops.block_sparse_attention
         report.attention |= {"backend": main.name, "refused": dict(main.refused), "ops": ops.table()}
     report.token_ops = token_ops.table()
+    report.weights = dict(model.store.traffic())
     if device.type == "cuda":
         report.memory["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     return SampleResult(video, audio, report)

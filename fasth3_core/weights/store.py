@@ -1,38 +1,49 @@
-"""Weights of one transformer: on disk until they are asked for, then resident on one device."""
+"""Weights of one transformer: on disk until they are asked for, then on a device: all, or a few blocks at a time."""
 
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
 import torch
 
+from ..adapters.entry import AdaptedEntry
 from ..checkpoint.component import Component
 from ..checkpoint.dtypes import TORCH
 from ..checkpoint.kinds import Entry, Plan
-from ..checkpoint.quant import QuantAssembly, QuantizedWeight
+from ..checkpoint.quant import QuantAssembly
 from ..checkpoint.reading import FileReader
+from ..checkpoint.rows import Assembly
 from ..config import DiTConfig
 from ..model.handle import BuildTable, Tables
 from . import policy
 from .blocks import by_block
+from .masters import HostBlock, PinnedPool, mapped
+from .parts import Weight, any_nonzero, tensors_of, with_tensors
+from .placement import RESIDENT, Placement, Sizes, describe
+from .slots import SlotRing
 
-Weight = torch.Tensor | QuantizedWeight
-
-_GATE = "blocks.{}.attn.to_gate_compress.weight"
+_GATE = "attn.to_gate_compress.weight"
 
 _ADALN = ".adaln_proj."
 """In the name of a block's AdaLN weights: two fifths of the released model, read once for each schedule."""
 
 _KEPT_TABLES = 2
-"""Schedules whose AdaLN tables are kept: 0.2 GB each for four steps at the released size."""
+"""Schedules whose AdaLN tables are kept: 0.1 GB each for four steps at the released size."""
+
+_TRANSCRIPTS = (Assembly, QuantAssembly)
+"""Entries whose loading copies and rounds, which every device does alike. What others compute is computed on the
+device that will use it, whether it stays there or not: so a streamed weight has the bits of a resident one."""
 
 
 class ResidentStore:
     """A `WeightStore` over the files of one component. Names are canonical; quantised weights stay quantised.
 
-    AdaLN of the main blocks is never resident. A schedule is known before sampling starts, so its tables are made block
-    by block from weights that are read for the purpose and dropped, and the tables are kept for the next request.
+    Where the blocks are kept is set by `place`: on the device, or in host memory, from where a few at a time visit it.
+
+    AdaLN of the main blocks is never kept. A schedule is known before sampling starts, so its tables are made block by
+    block from weights that are read for the purpose and dropped, and the tables are kept for the next request.
     """
 
     def __init__(self, component: Component, plan: Plan, config: DiTConfig, dtype: str = "auto") -> None:
@@ -44,16 +55,21 @@ class ResidentStore:
         self._requested = dtype
         self._stored_dtype = policy.stored_dtype(plan.entries, config.adaln)
         self._lock = threading.RLock()
-        self._resident: _Resident | None = None
+        self._placement = RESIDENT
+        self._placed: _Placed | None = None
+        self._hosts = _Hosts()
+        self._tables: dict[Hashable, Tables] = {}
         self._gates_zero: bool | None = None
 
     @property
     def location(self) -> torch.device | None:
-        """Where the weights are, or None while they are only on disk."""
-        resident = self._resident
-        return None if resident is None else resident.device
+        """The device that the weights are placed for, or None while they have no memory on it."""
+        placed = self._placed
+        return None if placed is None else placed.device
 
-    device = location
+    @property
+    def placement(self) -> Placement:
+        return self._placement
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,16 +86,37 @@ class ResidentStore:
         """What `dtype` will be on this device."""
         return policy.run_dtype(self._requested, self._stored_dtype, torch.device(device))
 
-    def nbytes(self, device: torch.device | str = "cpu") -> int:
-        """Bytes that the resident weights take on a device."""
+    def sizes(self, device: torch.device | str = "cpu") -> Sizes:
+        """Bytes of the weights on a device, from the headers."""
         run = self.dtype_on(device)
-        return sum(entry.nbytes(self._dtype_of(name, run)) for name, entry in self._resident_entries())
+        top, blocks = 0, [0] * self.config.num_layers
+        for name, entry in self._kept_entries():
+            nbytes = entry.nbytes(self._dtype_of(name, run))
+            if name.startswith("blocks."):
+                blocks[int(name.split(".")[1])] += nbytes
+            else:
+                top += nbytes
+        return Sizes(top=top, blocks=tuple(blocks))
 
-    def _resident_entries(self) -> Iterator[tuple[str, Entry]]:
+    def nbytes(self, device: torch.device | str = "cpu") -> int:
+        """Bytes that the weights take on a device as they are placed."""
+        return self.sizes(device).device(self._placement)
+
+    def _kept_entries(self) -> Iterator[tuple[str, Entry]]:
         return ((n, entry) for n, entry in self.plan.entries.items() if not (n.startswith("blocks.") and _ADALN in n))
 
     def _dtype_of(self, name: str, run: torch.dtype) -> torch.dtype:
         return policy.weight_dtype(name, self.config.adaln, run)
+
+    def place(self, placement: Placement) -> None:
+        """From now on keep the blocks there. What is placed otherwise leaves the device; `materialise` brings it back,
+        from host memory where it has been kept."""
+        with self._lock:
+            if placement != self._placement:
+                self.release()
+                if placement.mapped != self._placement.mapped:
+                    self._hosts.drop()
+                self._placement = placement
 
     def materialise(
         self,
@@ -87,7 +124,7 @@ class ResidentStore:
         progress: Callable[[int, int], None] | None = None,
         check_interrupt: Callable[[], None] | None = None,
     ) -> None:
-        """Read every resident weight from the files into its place on `device`; nothing happens if it is there.
+        """Read every weight from the files into its place; nothing happens if it is there.
 
         Args:
             progress: (bytes done, bytes in all), called after each piece of at most 32 MiB.
@@ -96,14 +133,18 @@ class ResidentStore:
         Raises:
             CheckpointError: a file changed since it was opened, or holds a scale that is no scale.
         """
-        device = _indexed(torch.device(device))
+        device = indexed(torch.device(device))
         with self._lock:
             if self.location != device:
                 self.release()
-                self._resident = self._load(device, progress, check_interrupt)
+                self._hosts.check(device, self.dtype_on(device))
+                # a run may ask from within inference mode, but the weights outlive it
+                with torch.inference_mode(False), torch.no_grad():
+                    self._placed = self._load(device, progress, check_interrupt)
 
-    def _load(self, device, progress, check_interrupt) -> "_Resident":
-        run, total, done = self.dtype_on(device), self.nbytes(device), 0
+    def _load(self, device, progress, check_interrupt) -> "_Placed":
+        run, placement, hosts = self.dtype_on(device), self._placement, self._hosts
+        total, done = self._bytes_to_read(run), 0
 
         def on_piece(count: int) -> None:
             nonlocal done
@@ -113,57 +154,147 @@ class ResidentStore:
             if progress is not None:
                 progress(done, total)
 
+        top, entries = self._split_entries()
+        placed = _Placed(device, run)
+        pool = hosts.pool_for(placement.pinned_bytes, device)
         weights: dict[str, Weight] = {}
-        # a run may ask from within inference mode, but the weights outlive it
-        with torch.inference_mode(False), torch.no_grad(), self.component.open(device, on_piece) as reader:
-            try:
-                for name, entry in self._resident_entries():
-                    weights[name] = entry.load(reader, self._dtype_of(name, run))
-            except BaseException:
-                weights.clear()  # the traceback keeps this frame, and with it everything loaded so far
-                raise
-        return _Resident(weights, self.config.num_layers, device, run)
+        try:
+            with self.component.open(device, on_piece) as on_device, self.component.open("cpu", on_piece) as on_host:
+                for name, entry in top.items():
+                    placed.top[name] = entry.load(on_device, self._dtype_of(name, run))
+                for i, block in enumerate(entries):
+                    prefix = f"blocks.{i}."
+                    if i not in hosts.blocks:
+                        streamed = i in placement.streamed
+                        weights = {}
+                        for name, entry in block.items():
+                            direct = on_host if streamed and isinstance(entry, _TRANSCRIPTS) else on_device
+                            weight = entry.load(direct, self._dtype_of(prefix + name, run))
+                            weights[name] = _to_host(weight) if streamed else weight
+                        if _GATE in weights and i not in hosts.gated:
+                            hosts.gated[i] = any_nonzero(weights[_GATE])
+                        if streamed:
+                            host = HostBlock(weights)
+                            hosts.blocks[i] = mapped(host, placement.folder) if placement.mapped else host
+                            pool.pin(hosts.blocks[i])
+                        else:
+                            placed.blocks[i] = MappingProxyType(weights)
+                    elif i not in placement.streamed:
+                        placed.blocks[i] = {
+                            name: with_tensors(weight, [t.to(device) for t in tensors_of(weight)])
+                            for name, weight in hosts.blocks[i].weights.items()
+                        }
+            for i in hosts.blocks.keys() - set(placement.streamed):
+                del hosts.blocks[i]
+            if hosts.blocks:
+                placed.ring = SlotRing(hosts.blocks, device, placement.slots)
+        except BaseException:
+            # the traceback keeps this frame, and with it everything loaded so far
+            weights.clear()
+            placed.clear()
+            hosts.drop()
+            raise
+        return placed
+
+    def _bytes_to_read(self, run: torch.dtype) -> int:
+        here = {f"blocks.{i}." for i in self._hosts.blocks}
+        return sum(
+            entry.nbytes(self._dtype_of(name, run))
+            for name, entry in self._kept_entries()
+            if not (name.startswith("blocks.") and name[: name.index(".", 7) + 1] in here)
+        )
+
+    def _split_entries(self) -> tuple[dict[str, Entry], list[dict[str, Entry]]]:
+        return by_block(dict(self._kept_entries()), self.config.num_layers)
 
     def top(self) -> Mapping[str, Weight]:
         """Everything outside the main blocks."""
-        return self._loaded().top
+        return MappingProxyType(self._loaded().top)
 
     def block(self, index: int) -> Mapping[str, Weight]:
-        """One main block without its AdaLN, names relative to it."""
-        return self._loaded().blocks[index]
+        """One main block without its AdaLN, names relative to it, where it is kept."""
+        kept = self._loaded().blocks.get(index)
+        return self._hosts.blocks[index].weights if kept is None else kept
+
+    def use(self, index: int) -> AbstractContextManager[Mapping[str, Weight]]:
+        """The same on the device, for the length of a `with`."""
+        placed = self._loaded()
+        kept = placed.blocks.get(index)
+        return placed.ring.use(index) if kept is None else nullcontext(kept)
+
+    def gated(self) -> tuple[bool, ...]:
+        """Per block: whether it has a gate that is not all zero."""
+        self._loaded()
+        return tuple(self._hosts.gated.get(i, False) for i in range(self.config.num_layers))
 
     def block_tables(self, key: Hashable, build: BuildTable) -> Tables:
-        """AdaLN tables of every block, from weights read one block at a time; those of the last schedules are kept."""
-        resident = self._loaded()
-        with self._lock:
-            if key not in resident.tables:
-                built = tuple(build(self._adaln(i, resident)) for i in range(self.config.num_layers))
-                while len(resident.tables) >= _KEPT_TABLES:
-                    del resident.tables[next(iter(resident.tables))]
-                resident.tables[key] = built
-            return resident.tables[key]
+        """AdaLN tables of every block, from weights read one block at a time.
 
-    def _adaln(self, index: int, resident: "_Resident") -> dict[str, Weight]:
+        Those of the last schedules are kept in host memory, so that they outlive the weights on the device.
+        """
+        placed = self._loaded()
+        with self._lock:
+            if key not in placed.tables:
+                kept = (placed.device, placed.dtype, key)
+                if kept not in self._tables:
+                    built = tuple(build(self._adaln(i, placed)) for i in range(self.config.num_layers))
+                    while len(self._tables) >= _KEPT_TABLES:
+                        del self._tables[next(iter(self._tables))]
+                    self._tables[kept] = _moved(built, torch.device("cpu"))
+                placed.tables.clear()
+                placed.tables[key] = _moved(self._tables[kept], placed.device)
+            return placed.tables[key]
+
+    def _adaln(self, index: int, placed: "_Placed") -> dict[str, Weight]:
         prefix = f"blocks.{index}"
         names = [f"{prefix}{_ADALN}linear.{leaf}" for leaf in ("weight", "bias")]
-        with torch.inference_mode(False), torch.no_grad(), self.component.open(resident.device) as reader:
+        with torch.inference_mode(False), torch.no_grad(), self.component.open(placed.device) as reader:
             return {
                 name.removeprefix(f"{prefix}."): self.plan.entries[name].load(
-                    reader, self._dtype_of(name, resident.dtype)
+                    reader, self._dtype_of(name, placed.dtype)
                 )
                 for name in names
             }
 
-    def release(self) -> None:
-        """Let go of the weights in memory; the next `materialise` reads them again."""
-        with self._lock:
-            self._resident = None
+    def traffic(self) -> dict[str, object]:
+        """For the report: how the weights are placed, and what was streamed since the last call. Ask when the device
+        is idle."""
+        placed = self._loaded()
+        said: dict[str, object] = {"placement": describe(self._placement, self.sizes(placed.device))}
+        if placed.ring is not None:
+            traffic = placed.ring.take_traffic()
+            said |= {
+                "policy": "mmap" if self._placement.mapped else "stream",
+                "slots": self._placement.slots,
+                "streamed_blocks": len(self._placement.streamed),
+                "resident_blocks": self.config.num_layers - len(self._placement.streamed),
+                "host_bytes": sum(block.nbytes for block in self._hosts.blocks.values()),
+                "pinned_bytes": sum(block.pinned_bytes for block in self._hosts.blocks.values()),
+                "copies": traffic.copies,
+                "streamed_bytes": traffic.nbytes,
+                "wait_seconds": traffic.wait_seconds,
+            }
+        return said
 
-    def _loaded(self) -> "_Resident":
-        resident = self._resident
-        if resident is None:
+    def release(self) -> None:
+        """Let go of the device memory; the next `materialise` brings the weights back, those of streamed blocks from
+        host memory."""
+        with self._lock:
+            if self._placed is not None:
+                self._placed.clear()
+                self._placed = None
+
+    def forget(self) -> None:
+        """Let go of the copies in host memory, too; the next `materialise` reads the files again."""
+        with self._lock:
+            self.release()
+            self._hosts.drop()
+
+    def _loaded(self) -> "_Placed":
+        placed = self._placed
+        if placed is None:
             raise RuntimeError("the weights are not in memory: call materialise(device) first")
-        return resident
+        return placed
 
     def gates_all_zero(self) -> bool | None:
         """Whether every gate of the file is zero; None when there are no gates. Reads no further than the first value
@@ -173,20 +304,62 @@ class ResidentStore:
         with self._lock:
             if self._gates_zero is None:
                 with self.component.open() as reader:
-                    gates = (self.plan.entries[_GATE.format(i)] for i in range(self.config.num_layers))
+                    gates = (self.plan.entries[f"blocks.{i}.{_GATE}"] for i in range(self.config.num_layers))
                     self._gates_zero = all(_is_zero(reader, entry) for entry in gates)
             return self._gates_zero
 
 
-class _Resident:
-    """What is in memory. Replaced as a whole, so a reader without the lock sees all of it or none."""
+class _Placed:
+    """What is on the device. Replaced as a whole, so a reader without the lock sees all of it or none."""
 
-    def __init__(self, weights: Mapping[str, Weight], num_layers: int, device: torch.device, dtype: torch.dtype):
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
+        self.top: dict[str, Weight] = {}
+        self.blocks: dict[int, Mapping[str, Weight]] = {}
+        self.ring: SlotRing | None = None
         self.tables: dict[Hashable, Tables] = {}
-        top, blocks = by_block(weights, num_layers)
-        self.top = MappingProxyType(top)
-        self.blocks = tuple(MappingProxyType(block) for block in blocks)
+
+    def clear(self) -> None:
+        if self.ring is not None:
+            self.ring.close()
+        self.ring = None
+        self.top, self.blocks, self.tables = {}, {}, {}
+
+
+class _Hosts:
+    """Copies of blocks in host memory, for one dtype and one device that they are page-locked for."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, HostBlock] = {}
+        self.gated: dict[int, bool] = {}
+        self._pool: PinnedPool | None = None
+        self._for: tuple[torch.device, torch.dtype] | None = None
+
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Drop what was made for another device or dtype."""
+        if self._for != (device, dtype):
+            self.drop()
+            self._for = (device, dtype)
+
+    def pool_for(self, limit: int, device: torch.device) -> PinnedPool:
+        if self._pool is None:
+            self._pool = PinnedPool(limit, device)
+        return self._pool
+
+    def drop(self) -> None:
+        self.blocks.clear()
+        self.gated.clear()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+def _to_host(weight: Weight) -> Weight:
+    return with_tensors(weight, [t.cpu() for t in tensors_of(weight)])
+
+
+def _moved(tables: Tables, device: torch.device) -> Tables:
+    return tuple(tuple(t.to(device) for t in block) for block in tables)
 
 
 _PROBE_ROWS = 512
@@ -194,6 +367,8 @@ _PROBE_ROWS = 512
 
 
 def _is_zero(reader: FileReader, entry: Entry) -> bool:
+    if isinstance(entry, AdaptedEntry):
+        return entry.is_zero(reader)
     assembly = entry.data if isinstance(entry, QuantAssembly) else entry
     # as stored, which is read without a copy; float8 has no test for zero of its own
     dtype = torch.float32 if assembly.dtype.startswith("F8") else TORCH[assembly.dtype]
@@ -206,11 +381,11 @@ def _is_zero(reader: FileReader, entry: Entry) -> bool:
     return True
 
 
-def _indexed(device: torch.device) -> torch.device:
+def indexed(device: torch.device) -> torch.device:
     """cuda -> cuda:0 (the current one), so that equal places compare equal."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
 _STORES: weakref.WeakValueDictionary[Hashable, ResidentStore] = weakref.WeakValueDictionary()

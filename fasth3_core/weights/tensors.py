@@ -1,6 +1,7 @@
 """Weights that are already tensors: what tests, self-tests and benchmarks run a transformer on."""
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from ..config import DiTConfig
 from ..model.handle import BuildTable, Tables
 from .blocks import by_block
+from .parts import any_nonzero
 
 
 class TensorStore:
@@ -44,3 +46,13 @@ class TensorStore:
 
     def block(self, index: int) -> Mapping[str, torch.Tensor]:
         return MappingProxyType(self._blocks[index])
+
+    def use(self, index: int) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
+        return nullcontext(self.block(index))
+
+    def gated(self) -> tuple[bool, ...]:
+        gates = (block.get("attn.to_gate_compress.weight") for block in self._blocks)
+        return tuple(gate is not None and any_nonzero(gate) for gate in gates)
+
+    def traffic(self) -> dict[str, object]:
+        return {}

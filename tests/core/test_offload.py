@@ -1,0 +1,307 @@
+"""Streamed weights: the same bits as resident ones, whatever is streamed from where and whatever went wrong before."""
+
+import errno
+import gc
+import os
+import tempfile
+
+import pytest
+import torch
+from comfyui_fasth3.fasth3_core.checkpoint.load import load_model
+from comfyui_fasth3.fasth3_core.checkpoint.save import save
+from comfyui_fasth3.fasth3_core.errors import ConfigError, Interrupted
+from comfyui_fasth3.fasth3_core.sampling.loop import sample
+from comfyui_fasth3.fasth3_core.sampling.request import Request
+from comfyui_fasth3.fasth3_core.vsa.attention import attention
+from comfyui_fasth3.fasth3_core.weights import masters, slots
+from comfyui_fasth3.fasth3_core.weights.masters import HostBlock
+from comfyui_fasth3.fasth3_core.weights.placement import RESIDENT, Placement
+from comfyui_fasth3.fasth3_core.weights.slots import SlotRing
+
+from .checkpoints import quantise
+from .tiny import TEXT_DIM, tiny_tensors
+
+LAYERS = 7
+EVERY = tuple(range(LAYERS))
+
+PLACEMENTS = {
+    "all-2-slots": Placement(streamed=EVERY, slots=2),
+    "all-3-slots": Placement(streamed=EVERY, slots=3),
+    "more-slots-than-blocks": Placement(streamed=(2, 5), slots=4),
+    "one-block": Placement(streamed=(3,), slots=2),
+    "ends-resident": Placement(streamed=(1, 2, 4, 5), slots=2),
+    "mapped": Placement(streamed=EVERY[1:], slots=2, mapped=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _tiny_weights_travel(monkeypatch):
+    monkeypatch.setattr(masters, "SMALL", 512)  # norms stay below it, and scales
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    tensors = tiny_tensors(num_layers=LAYERS, gates=True, seed=7)
+    tensors["blocks.4.mlp.fc1.weight"] = quantise(tensors["blocks.4.mlp.fc1.weight"], 16)  # mixed per layer
+    tensors["blocks.2.attn.to_gate_compress.weight"].zero_()
+    return save(tensors, tmp_path_factory.mktemp("offload") / "model.safetensors")
+
+
+@pytest.fixture
+def model(path):
+    return load_model(path, contract="preview-4")
+
+
+def run(model, **changes):
+    text = torch.randn(1, 6, TEXT_DIM, generator=torch.Generator().manual_seed(1))
+    request = Request(text_states=text, latent_frames=2, latent_height=4, latent_width=4, audio_latents=8, seed=5)
+    result = sample(model, request, device="cpu", **changes)
+    return result.video, result.audio, result.report
+
+
+def assert_equal(a, b):
+    assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_the_bits_of_a_resident_run_again_and_again(model, name):
+    expected = run(model)
+    model.store.place(PLACEMENTS[name])
+    for _ in range(3):
+        assert_equal(run(model), expected)
+    model.store.place(RESIDENT)
+    assert_equal(run(model), expected)
+
+
+def test_report_says_what_was_streamed(model):
+    model.store.place(PLACEMENTS["ends-resident"])
+    reports = [run(model)[2] for _ in range(2)]
+    said = [report.weights for report in reports]
+    assert said[0]["policy"] == "stream" and said[0]["resident_blocks"] == 3 and said[0]["slots"] == 2
+    assert "4 of 7 blocks streamed from host memory through 2 slots, 3 resident" in reports[0].to_text()
+    # loading fills both slots; a run leaves the first block in one for the next run
+    assert [w["copies"] for w in said] == [1 + 4 * 4, 4 * 4]
+    moved = model.store.sizes("cpu").host(PLACEMENTS["ends-resident"])
+    assert 0.9 * 4 * moved < said[1]["streamed_bytes"] <= 4 * moved
+    assert said[1]["pinned_bytes"] == 0 and said[1]["host_bytes"] == moved
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Broken, Interrupted, KeyboardInterrupt])
+def test_a_failure_inside_a_block_and_a_good_run_after(model, error):
+    expected = run(model)
+    model.store.place(PLACEMENTS["all-2-slots"])
+
+    def failing(*args, step, layer, **kwargs):
+        if (step, layer) == (1, 3):
+            raise error
+        return attention(*args, step=step, layer=layer, **kwargs)
+
+    for _ in range(2):
+        with pytest.raises(error):
+            run(model, attend=failing)
+        assert_equal(run(model), expected)
+
+
+def test_a_failed_copy_leaves_no_block_half_another(model, monkeypatch):
+    expected = run(model)
+    model.store.place(PLACEMENTS["all-2-slots"])
+    run(model)
+    real, calls = slots._PlainLane.copy, []
+
+    def failing(lane, slot, views, block):
+        calls.append(1)
+        if len(calls) == 5:
+            views[0].fill_(7)
+            raise MemoryError
+        real(lane, slot, views, block)
+
+    monkeypatch.setattr(slots._PlainLane, "copy", failing)
+    with pytest.raises(MemoryError):
+        run(model)
+    assert_equal(run(model), expected)
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", ["all-2-slots", "mapped"])
+def test_twenty_runs_leave_memory_and_files_as_they_were(model, name):
+    store = model.store
+    store.place(PLACEMENTS[name])
+    for _ in range(2):
+        run(model)
+    handles, alive, files = len(os.listdir("/proc/self/fd")), tensors_alive(), set(os.listdir(tempfile.gettempdir()))
+    for i in range(20):
+        run(model)
+        if i % 5 == 4:
+            store.release()
+    run(model)
+    assert len(os.listdir("/proc/self/fd")) == handles and tensors_alive() == alive
+    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - files if name.startswith("fasth3")]
+
+
+@pytest.mark.parametrize("after", [0, 5, 60])
+@pytest.mark.parametrize("name", ["ends-resident", "mapped"])
+def test_an_interrupt_while_loading_leaves_nothing(model, name, after):
+    expected = run(model)
+    store = model.store
+    store.place(PLACEMENTS[name])
+    handles, alive, calls = len(os.listdir("/proc/self/fd")), tensors_alive(), []
+
+    def check():
+        calls.append(1)
+        if len(calls) > after:
+            raise Interrupted
+
+    with pytest.raises(Interrupted) as stopped:
+        store.materialise("cpu", None, check)
+    assert store.location is None and len(os.listdir("/proc/self/fd")) == handles
+    del stopped
+    assert tensors_alive() == alive
+    assert_equal(run(model), expected)
+
+
+def test_released_weights_come_back_from_host_memory(model):
+    store = model.store
+    store.place(PLACEMENTS["all-2-slots"])
+    run(model)
+    store.release()
+    read = []
+    store.materialise("cpu", lambda done, total: read.append((done, total)))
+    assert read[-1] == (store.sizes("cpu").top,) * 2, "only what is outside the blocks"
+    store.forget()
+    read.clear()
+    store.materialise("cpu", lambda done, total: read.append((done, total)))
+    sizes = store.sizes("cpu")
+    assert read[-1] == (sizes.top + sum(sizes.blocks),) * 2
+
+
+def test_another_placement_keeps_what_it_can(model):
+    expected = run(model)
+    store = model.store
+    store.place(Placement(streamed=EVERY, slots=2))
+    run(model)
+    store.place(Placement(streamed=(1, 2), slots=2))
+    read = []
+    store.materialise("cpu", lambda done, total: read.append(total))
+    assert read[-1] == store.sizes("cpu").top
+    assert_equal(run(model), expected)
+    store.place(Placement(streamed=EVERY[:4], slots=2))  # 1 and 2 are there, the rest is read again
+    assert_equal(run(model), expected)
+
+
+def test_bytes_on_the_device_are_those_of_the_placement(model):
+    store = model.store
+    for placement in (RESIDENT, *PLACEMENTS.values()):
+        sizes = store.sizes("cpu")
+        store.place(placement)
+        assert store.nbytes("cpu") == sizes.device(placement)
+    assert sizes.device(PLACEMENTS["all-2-slots"]) == sizes.top + 2 * max(sizes.blocks)
+
+
+def test_a_full_disk_is_an_error_before_anything_is_mapped(model, monkeypatch, tmp_path):
+    def full(handle, offset, nbytes):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    model.store.place(Placement(streamed=EVERY, slots=2, mapped=True, folder=tmp_path))
+    with pytest.raises(ConfigError, match="No space left on device"):
+        model.store.materialise("cpu")
+    assert list(tmp_path.iterdir()) == [] and model.store.location is None
+
+
+def test_mapped_weights_are_in_the_file(model, tmp_path):
+    model.store.place(Placement(streamed=EVERY, slots=2, mapped=True, folder=tmp_path))
+    model.store.materialise("cpu")
+    assert list(tmp_path.iterdir()) == [], "the file has no name while it is in use"
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        assert sum(str(tmp_path) in line for line in maps) == LAYERS
+    model.store.forget()
+    gc.collect()
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        assert not any(str(tmp_path) in line for line in maps)
+
+
+class RecordingLane:
+    """A device whose copies land only when their reader waits for them, as late as the events allow."""
+
+    def __init__(self):
+        self.log, self.pending = [], {}
+
+    def copy(self, slot, views, block):
+        assert slot not in self.pending, "a copy into a slot whose last copy nobody has waited for"
+        self.log.append(("copy", block.weights["n"][0, 0].item(), id(slot)))
+        slot.buffer.fill_(255)  # whatever was in it is lost from now on
+        self.pending[slot] = (views, block)
+
+    def wait_full(self, slot):
+        if slot in self.pending:
+            views, block = self.pending.pop(slot)
+            for view, tensor in zip(views, block.moved, strict=True):
+                view.copy_(tensor)
+        self.log.append(("wait", slot.block, id(slot)))
+
+    def mark_read(self, slot):
+        self.log.append(("read", slot.block, id(slot)))
+
+    def take_wait(self):
+        return 0.0
+
+    def finish(self):
+        self.log.append(("finish",))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_slots_are_filled_ahead_and_never_while_they_are_read(monkeypatch, count):
+    lane = RecordingLane()
+    monkeypatch.setattr(slots, "_PlainLane", lambda: lane)
+    order = (0, 1, 3, 4, 6)
+    ring = SlotRing({i: HostBlock({"n": torch.full((32, 8), float(i))}) for i in order}, torch.device("cpu"), count)
+    assert [entry[1] for entry in lane.log] == list(order[:count]), "filled when it is made"
+    for _ in range(3):
+        for i in order:
+            with ring.use(i) as weights:
+                before = len(lane.log)
+                assert (weights["n"] == i).all()
+                assert len(lane.log) == before, "nothing is copied while a block is being queued"
+    copies = [entry[1] for entry in lane.log if entry[0] == "copy"]
+    ahead = [order[n % 5] for n in range(len(copies))]
+    assert copies == ahead, "in the order of use, each once a round"
+    waits = [n for n, entry in enumerate(lane.log) if entry[0] == "wait"]
+    for n, at in enumerate(waits[:-1]):
+        done = [entry[1] for entry in lane.log[: waits[n + 1]] if entry[0] == "copy"]
+        assert lane.log[waits[n + 1]][1] in done[-count:], "the next block was on its way before it was needed"
+        assert lane.log[at + 1][0] == "read"
+    ring.close()
+    assert lane.log[-1] == ("finish",)
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_cuda
+@pytest.mark.parametrize("pinned", [0, 1 << 40, 40_000], ids=["staged", "pinned", "some-pinned"])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_the_same_on_a_gpu(path, name, pinned):
+    model = load_model(path, contract="preview-4", dtype="bf16")
+    text = torch.randn(1, 6, TEXT_DIM, generator=torch.Generator().manual_seed(1))
+    request = Request(text_states=text, latent_frames=2, latent_height=4, latent_width=4, audio_latents=8, seed=5)
+    model.store.place(RESIDENT)
+    expected = sample(model, request, device="cuda")
+    placement = PLACEMENTS[name]
+    model.store.place(Placement(streamed=placement.streamed, slots=placement.slots, mapped=placement.mapped,
+                                pinned_bytes=pinned))  # fmt: skip
+    for _ in range(3):
+        got = sample(model, request, device="cuda")
+        assert torch.equal(got.video, expected.video) and torch.equal(got.audio, expected.audio)
+    assert got.report.weights["pinned_bytes"] <= pinned
+    assert pinned == 0 or placement.mapped or got.report.weights["pinned_bytes"] > 0
+    before = torch.cuda.memory_allocated()
+    model.store.forget()
+    assert torch.cuda.memory_allocated() < before
