@@ -14,7 +14,7 @@ from ..config import VSAConfig
 from .selection import pooled_scores
 from .tiles import PART_SIZE, TilePlan
 
-_SCORE_BYTES = 128 << 20
+SCORE_BYTES = 128 << 20
 """Of pooled scores at a time; heads beyond it wait their turn."""
 
 
@@ -130,5 +130,5 @@ def attention(
 
 
 def _head_groups(num_heads: int, num_tiles: int) -> list[slice]:
-    step = max(1, _SCORE_BYTES // (4 * num_tiles * num_tiles))
+    step = max(1, SCORE_BYTES // (4 * num_tiles * num_tiles))
     return [slice(h, min(h + step, num_heads)) for h in range(0, num_heads, step)]

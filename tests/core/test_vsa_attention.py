@@ -109,7 +109,7 @@ def test_backends_agree_on_many_heads_in_groups(mode, monkeypatch):
     plan = tile_plan(*TINY64)
     ordered = packed(plan.num_tokens, heads=5, dim=16)[:, plan.order]
     whole = attention(*ordered, plan, config(0.8, mode=mode, backend="reference"))
-    monkeypatch.setattr(module, "_SCORE_BYTES", 2 * 4 * len(plan.sizes) ** 2)
+    monkeypatch.setattr(module, "SCORE_BYTES", 2 * 4 * len(plan.sizes) ** 2)
     out = attention(*ordered, plan, config(0.8, mode=mode), byte_budget=100_000)
     torch.testing.assert_close(out, whole, rtol=0, atol=3e-6)
 
