@@ -15,11 +15,11 @@ from ..model.handle import H3Model
 from . import contract as contracts
 from .file import Adapter, open_adapter
 from .fit import GATE, Fit, Fitter
-from .joined import join
+from .joined import JoinedComponent, join
 from .keys import DOWN, SET
 from .projection import Projection
 from .report import UNMATCHED, AdapterReport, grouped
-from .time_basis import fit_basis
+from .time_basis import LARGEST_RESIDUAL, PREFIX, TABLE, RetimedTable, as_entries, fit_basis, open_embedder
 
 log = logging.getLogger("fasth3")
 
@@ -77,17 +77,21 @@ def apply_adapter(
         raise ConfigError("model", model.source, "a model from files", "Load it with FastH3LoadModel.")
     before = model.store.plan
     joined, prefix = join(opened.component, adapter.component)
+    joined, projection, embedder = _time(joined, before, model.config, settings)
+    with_embedder = replace(before, entries={**before.entries, **embedder})
     fit = Fitter(
-        adapter, before, model.config, settings.strength, settings.alpha, settings.mode == "beside",
-        _projection(opened, before, model.config, settings), prefix,
+        adapter, with_embedder, model.config, settings.strength, settings.alpha, settings.mode == "beside", projection,
+        prefix,
     ).fit()  # fmt: skip
     report = AdapterReport(adapter.name, settings.strength, fit.rows, _warnings(model, adapter, settings))
     _check(adapter, report, settings)
     _check_mode(adapter, fit.entries, settings)
+    if embedder:
+        fit = _retimed(joined, before, fit, projection, embedder)
     plan = _adapted_plan(adapter, before, fit, model.config)
     if settings.strength == 0:
         return model, report
-    key = (opened.key, adapter.component.fingerprint, settings)
+    key = (opened.key, joined.fingerprint, settings)
     asked = opened.contract if contract == "auto" else contract
     after = Opened(joined, lambda: plan, opened.dtype, asked, key)
     store = open_store(after)
@@ -105,13 +109,46 @@ def apply_adapter(
     return H3Model(store.config, decided, store, model.source, details, (*model.departures, *departures), after), report
 
 
-def _projection(opened: Opened, plan: Plan, config: DiTConfig, settings: Settings) -> Projection | None:
+def _time(
+    joined: JoinedComponent, plan: Plan, config: DiTConfig, settings: Settings
+) -> tuple[JoinedComponent, Projection | None, dict[str, Entry]]:
+    """(the component with the file of the time embedder, from full to narrow AdaLN inputs, a curve file's embedder)."""
     if config.adaln == "rank":
-        return Projection(config.time_embed_dim, config.adaln_rank, plan.entries["adaln_basis.weight"])
-    if config.adaln == "curve" and settings.adaln_source:
-        with opened.component.open() as reader:
-            return fit_basis(plan.entries["adaln_t_table"].load(reader, torch.float32), settings.adaln_source)
-    return None
+        return joined, Projection(config.time_embed_dim, config.adaln_rank, plan.entries["adaln_basis.weight"]), {}
+    if config.adaln != "curve":
+        return joined, None, {}
+    table = plan.entries[TABLE]
+    if isinstance(table, RetimedTable):
+        return joined, table.projection, dict(table.embedder)
+    if not settings.adaln_source:
+        return joined, None, {}
+    component, found = open_embedder(settings.adaln_source)
+    joined, prefix = join(joined, component)
+    embedder = as_entries(component, found, prefix)
+    with joined.open() as reader:
+        weights = {name: entry.load(reader, torch.float32) for name, entry in embedder.items()}
+        projection = fit_basis(table.load(reader, torch.float32), weights, component.label)
+    return joined, projection, embedder
+
+
+def _retimed(
+    joined: JoinedComponent, before: Plan, fit: Fit, projection: Projection, embedder: Mapping[str, Entry]
+) -> Fit:
+    """The fit with another table in place of changes to the time embedder, which a curve file does not have."""
+    changed = {name: entry for name, entry in fit.entries.items() if name.startswith(PREFIX)}
+    entries = {name: entry for name, entry in fit.entries.items() if name not in changed}
+    if changed:
+        entries[TABLE] = RetimedTable(before.entries[TABLE], projection, {**embedder, **changed})
+        with joined.open() as reader:
+            _, residual = entries[TABLE].fitted(reader)
+        if residual > LARGEST_RESIDUAL:
+            raise CheckpointError(
+                f"{joined.adapters[-1][1].label}: with its time embedder {residual:.1%} of the time features lie "
+                f"outside the {projection.narrow} that this curve file keeps (at most {LARGEST_RESIDUAL:.0%} is "
+                "taken). Apply it to the file with full AdaLN."
+            )
+        log.info("the AdaLN table is made anew; %.2g of the time features lie outside its basis", residual)
+    return replace(fit, entries=entries)
 
 
 def _warnings(model: H3Model, adapter: Adapter, settings: Settings) -> tuple[str, ...]:

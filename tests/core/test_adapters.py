@@ -48,7 +48,7 @@ def assert_weights(model, want, atol=ATOL):
     assert have.keys() - {"rope.inv_freq"} == want.keys() - {"rope.inv_freq"}
     for name in have:
         value = want[name]
-        torch.testing.assert_close(have[name].double(), value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(have[name].double(), value.double(), rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("layout", names.LAYOUTS)
