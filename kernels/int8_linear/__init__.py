@@ -2,7 +2,7 @@
 
 import torch
 
-from ..device import Case
+from ..device import Case, triton_why_not
 from ..registry import Impl, register, resolve
 from .eager import dequantise_int8_eager, int8_linear_eager
 from .reference import dequantise_int8_reference, hadamard, int8_linear_reference
@@ -71,5 +71,12 @@ def _check(weight: torch.Tensor, group: int | None) -> None:
         )
 
 
+def _load_triton():
+    from .triton_kernel import int8_linear_triton
+
+    return int8_linear_triton
+
+
+register(Impl(op="int8_linear", name="triton", rank=10, load=_load_triton, why_not=triton_why_not))
 register(Impl(op="int8_linear", name="eager", rank=50, load=lambda: int8_linear_eager))
 register(Impl(op="int8_linear", name="reference", rank=100, load=lambda: int8_linear_reference))

@@ -124,6 +124,15 @@ KERNELS = (
         pointers("gate", "value", "out") | strides("gate", "value") | {"F": "i32"},
         {"BLOCK_F": 4096},
     ),
+    *(
+        Kernel(
+            "int8_linear.triton_kernel", "_dequantise_int8_kernel",
+            {"weight_ptr": "*i8", "scale_ptr": "*fp32", "rotation_ptr": "*fp16" if group else "*i8", "out_ptr": "*T"}
+            | strides("weight") | counts("O", "I"),
+            {"GROUP": group, "ROW_BLOCKS": 8, "BLOCK_O": 64, "BLOCK_I": 64, "BLOCK_K": 64},
+        )
+        for group in (0, 256)
+    ),
     *vit_kernels("T", 0, CAPABILITIES),
     *vit_kernels("fp8e4nv", 448, (89, 90, 100, 120)),
     *vit_kernels("i8", 127, CAPABILITIES),
