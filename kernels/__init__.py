@@ -6,6 +6,7 @@ Importing this package registers every op that has more than one implementation.
 from . import (
     biased_swiglu,
     block_sparse_attention,
+    bounded_attention,
     coarse_branch,
     dense_attention,
     fp8_linear,
@@ -25,6 +26,7 @@ from . import (
 __all__ = [
     "biased_swiglu",
     "block_sparse_attention",
+    "bounded_attention",
     "coarse_branch",
     "dense_attention",
     "fp8_linear",

@@ -23,6 +23,7 @@ class BlockOps:
     residual_rms: Callable
     head_norm_rope: Callable
     biased_swiglu: Callable
+    bounded_attention: Callable
     quantise_rows: Callable
     form: str
     """Of the rows that go into products: "" as they are, "fp8" quantised, by the op that makes them."""
@@ -31,9 +32,9 @@ class BlockOps:
     @classmethod
     def choose(cls, device: torch.device, dtype: torch.dtype, head_dim: int, form: str = "") -> "BlockOps":
         case = Case(device=device, dtype=dtype, head_dim=head_dim)
-        names = ("residual_rms", "head_norm_rope", "biased_swiglu", "quantise_rows")
-        chosen = [registry.resolve(name, "auto", case) for name in names]
-        return cls(*chosen, form, leaves_bias=form != "" or all(op.name == "triton" for op in chosen))
+        adding = [registry.resolve(name, "auto", case) for name in ("residual_rms", "head_norm_rope", "biased_swiglu")]
+        others = [registry.resolve(name, "auto", case) for name in ("bounded_attention", "quantise_rows")]
+        return cls(*adding, *others, form, leaves_bias=form != "" or all(op.name == "triton" for op in adding))
 
     def project(self, x: Rows, layer: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The product, and the bias that the op after it still has to add."""

@@ -81,14 +81,12 @@ class ViTDecoder:
         return ops.feed_forward_hidden(normed, block.ff_in)
 
     def _attention(self, normed: Rows, qkv: Linear, rotations: torch.Tensor, ops: BlockOps) -> torch.Tensor:
-        N, D = rotations.shape[0], self.head_dim
         projected, bias = ops.project(normed, qkv)
-        heads_SHD = projected.unflatten(-1, (-1, D))
-        rotating = 2 * heads_SHD.shape[1] // 3
-        turned_bias = None if bias is None else bias.view(-1, D)[:rotating]
-        ops.head_norm_rope(heads_SHD[:, :rotating], turned_bias, rotations, EPS)
-        query, key, value = heads_SHD.view(-1, N, 3, rotating // 2, D).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(len(heads_SHD), -1)
+        heads_SHD = projected.unflatten(-1, (-1, self.head_dim))
+        H = heads_SHD.shape[1] // 3
+        bias_HD = None if bias is None else bias.view(-1, self.head_dim)[: 2 * H]
+        ops.head_norm_rope(heads_SHD[:, : 2 * H], bias_HD, rotations, EPS)
+        return ops.bounded_attention(*heads_SHD.unflatten(1, (3, H)).unbind(1), rotations.shape[0])
 
 
 def read_decoder(reader: Reader, dtype: torch.dtype, head_dim: int, form: str = "") -> ViTDecoder:

@@ -70,6 +70,17 @@ def attend(capabilities: tuple[int, ...], head_dim: int, element: str) -> Kernel
     )
 
 
+def bounded(capabilities: tuple[int, ...], element: str, descriptors: bool) -> Kernel:
+    tiles = "tensordesc<T[64, 64]>" if descriptors else "*T"
+    return Kernel(
+        "bounded_attention.triton_kernel", "_bounded_attention_kernel",
+        pointers("q", "k", "v", "out") | {"k_tiles": tiles, "v_tiles": tiles}
+        | strides("qs", "qh", "ks", "kh", "vs", "vh", "out") | counts("N") | {"scale": "fp32"},
+        {"D": 64, "BLOCK_M": 128, "BLOCK_N": 64, "TAIL": 16, "DESCRIPTORS": descriptors, "STAGES": 3},
+        capabilities=capabilities, elements=(element,),
+    )
+
+
 def vit_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kernel, ...]:
     """The token-wise kernels of the video decoder that end in rows of type `out`, quantised to +-top unless it is 0."""
     ends = {"out_ptr": f"*{out}", "row_scale_ptr": "*fp32"}
@@ -133,6 +144,9 @@ KERNELS = (
         )
         for group in (0, 256)
     ),
+    bounded((75,), "fp16", descriptors=False),
+    bounded((80, 86, 89), "bf16", descriptors=False),
+    bounded((90, 100, 120), "bf16", descriptors=True),
     *vit_kernels("T", 0, CAPABILITIES),
     *vit_kernels("fp8e4nv", 448, (89, 90, 100, 120)),
     *vit_kernels("i8", 127, CAPABILITIES),
