@@ -24,6 +24,13 @@ from .projection import Projection
 LARGEST_RESIDUAL = 1e-2
 """Of the time features, relative: a basis that leaves more is not that of this time embedder."""
 
+LARGEST_OVERLAP = 0.1
+"""Cosine between two basis vectors. Those of a singular value decomposition are orthogonal; fitted to another embedder,
+whose features are as smooth in time and so leave as little, they are far from it."""
+
+_SEEN = 1e-5
+"""Share of the features, relative to the largest, below which rounding of an fp32 table hides a direction."""
+
 TABLE = "adaln_t_table"
 PREFIX = "time_embedder."
 _PARTS = tuple(f"{PREFIX}{layer}.{leaf}" for layer in ("proj_in", "proj_out") for leaf in ("weight", "bias"))
@@ -108,12 +115,17 @@ def fit_basis(table: torch.Tensor, embedder: Mapping[str, torch.Tensor], label: 
         columns = torch.cat([table, torch.ones(table.shape[0], 1, dtype=torch.float64)], 1) if centred else table
         basis = torch.linalg.lstsq(columns, wide, driver="gelsd").solution
         residual = float((columns @ basis - wide).norm() / wide.norm())
-        if residual <= LARGEST_RESIDUAL:
-            rows = basis[: table.shape[1]].float()
-            return Projection(wide.shape[1], table.shape[1], rows, basis[-1].float() if centred else None)
+        rows = basis[: table.shape[1]]
+        share = table.norm(dim=0) * rows.norm(dim=1)
+        unit = F.normalize(rows[share > _SEEN * share.max()], dim=1)
+        overlap = float((unit @ unit.T - torch.eye(len(unit), dtype=torch.float64)).abs().max())
+        if residual <= LARGEST_RESIDUAL and overlap <= LARGEST_OVERLAP:
+            mean = basis[-1].float() if centred else None
+            return Projection(wide.shape[1], table.shape[1], rows.float(), mean)
     raise CheckpointError(
         f"{label}: its time embedder is not the one that this curve file was made from (the file's features leave "
-        f"{residual:.1%} of it, at most {LARGEST_RESIDUAL:.0%} is rounding). Name the full file of the same release."
+        f"{residual:.1%} of it, at most {LARGEST_RESIDUAL:.0%} is rounding; their directions overlap by {overlap:.2f}, "
+        f"at most {LARGEST_OVERLAP} is). Name the full file of the same release."
     )
 
 
