@@ -104,6 +104,12 @@ def resolve(op: str, backend: str, case: Case) -> Resolved:
     raise BackendUnavailable(op, backend, refused or {backend: f"unknown; {op} has {', '.join(names(op))}"})
 
 
+def follow(op: str, backend: str, case: Case) -> Resolved:
+    """`op` for a run that asks another op for `backend`: the implementation of that name, which must then run, or the
+    best one where the op has none of that name."""
+    return resolve(op, backend if backend in names(op) else "auto", case)
+
+
 def table(resolved: Iterable[Resolved]) -> list[dict[str, Any]]:
     """What one run used: a row per op with its implementation, number of calls and the reasons of those refused."""
     return [{"op": r.op, "backend": r.name, "calls": r.calls, "refused": dict(r.refused)} for r in resolved]

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from ...kernels.dense_attention import dense_attention_eager
 from ...kernels.segments import Segments
 from ..config import DiTConfig
-from .linear import linear
+from ..weights.fp8 import FP8, Fp8Weight
+from .linear import linear, operand
 from .ops import TokenOps
 
 EPS = 1e-5
@@ -61,22 +62,29 @@ def attention(
 ) -> torch.Tensor:
     """Self-attention of normed tokens [S, C] -> [S, C]."""
     S = h.shape[0]
-    q, k, v = linear(h, w["attn.qkv_proj.weight"]).view(S, 3, config.num_heads, config.head_dim).unbind(1)
+    projections = [w["attn.qkv_proj.weight"], *([w["attn.to_gate_compress.weight"]] if gated else [])]
+    h = operand(h, projections, ops)
+    q, k, v = linear(h, projections[0], ops=ops).view(S, 3, config.num_heads, config.head_dim).unbind(1)
     if rope is None:
         q = F.rms_norm(q, (config.head_dim,), w["attn.q_norm.weight"], EPS)
         k = F.rms_norm(k, (config.head_dim,), w["attn.k_norm.weight"], EPS)
     else:
         ops.qk_norm_rope(q, k, w["attn.q_norm.weight"], w["attn.k_norm.weight"], rope.cos, rope.sin, EPS)
-    gate = linear(h, w["attn.to_gate_compress.weight"]).view_as(q) if gated else None
-    return linear(attend(q, k, v, gate).reshape(S, config.inner_dim), w["attn.out_proj.weight"])
+    gate = linear(h, projections[1], ops=ops).view_as(q) if gated else None
+    return linear(attend(q, k, v, gate).reshape(S, config.inner_dim), w["attn.out_proj.weight"], ops=ops)
 
 
 def feed_forward(h: torch.Tensor, w: Weights, ops: TokenOps) -> Iterator[tuple[int, int, torch.Tensor]]:
     """SwiGLU feed-forward of normed tokens [S, C], FF_ROWS at a time: (start, stop, their result [stop - start, C])."""
     for start in range(0, h.shape[0], FF_ROWS):
         stop = min(start + FF_ROWS, h.shape[0])
-        hidden = ops.swiglu(linear(h[start:stop], w["mlp.fc1.weight"]), gate_first=True)
-        yield start, stop, linear(hidden, w["mlp.fc2.weight"])
+        both = linear(h[start:stop], w["mlp.fc1.weight"], ops=ops)
+        if isinstance(w["mlp.fc2.weight"], Fp8Weight):
+            gate, value = both.chunk(2, dim=-1)
+            hidden = ops.biased_swiglu(value, gate, None, FP8)
+        else:
+            hidden = ops.swiglu(both, gate_first=True)
+        yield start, stop, linear(hidden, w["mlp.fc2.weight"], ops=ops)
 
 
 def main_block(

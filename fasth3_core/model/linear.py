@@ -1,19 +1,44 @@
-"""y = x Wᵀ + b for every form in which a checkpoint stores W."""
+"""y = x Wᵀ + b for every form in which W is kept."""
+
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 
+from ...kernels.quantise_rows import QuantisedRows
 from ..adapters.weight import AdaptedWeight
+from ..checkpoint.quant import QuantizedWeight
+from ..weights.fp8 import FP8, Fp8Weight
+from ..weights.parts import Weight
+from .ops import TokenOps
 
 
-def linear(x: torch.Tensor, weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor | QuantisedRows, weight: Weight, bias: torch.Tensor | None = None, ops: TokenOps | None = None
+) -> torch.Tensor:
     """Project [..., in] to [..., out].
 
-    `weight` is a [out, in] tensor in x's dtype, a `QuantizedWeight`, which is then dequantised for this call alone, or
-    an `AdaptedWeight` over either, whose increments are added to the result.
+    Args:
+        x: in the dtype of the result, or what `operand` made of it.
+        weight: [out, in]: a tensor in x's dtype; an `AdaptedWeight`, whose increments are added to what its base gives;
+            an int8 weight, which is dequantised inside the op; an `Fp8Weight`; any other quantised weight, which is
+            dequantised for this call alone.
+        ops: of the run. Without, everything quantised is dequantised for the call: for products that a request makes
+            once.
     """
+    if isinstance(weight, torch.Tensor):
+        return F.linear(x, weight, bias)
     if isinstance(weight, AdaptedWeight):
-        return weight.add_increments(x, linear(x, weight.base, bias))
-    if not isinstance(weight, torch.Tensor):
-        weight = weight.dequantise(x.dtype)
-    return F.linear(x, weight, bias)
+        return weight.add_increments(x, linear(x, weight.base, bias, ops))
+    if ops is not None and isinstance(weight, Fp8Weight):
+        rows = ops.quantise_rows(x, FP8) if isinstance(x, torch.Tensor) else x
+        y = ops.fp8_linear(rows, weight.rows, weight.dtype)
+        return y if bias is None else y.add_(bias)
+    if ops is not None and isinstance(weight, QuantizedWeight) and weight.format == "int8_tensorwise":
+        return ops.int8_linear(x, weight.data, weight.scale, bias, weight.group)
+    return F.linear(x, weight.dequantise(x.dtype), bias)
+
+
+def operand(x: torch.Tensor, weights: Iterable[Weight], ops: TokenOps) -> torch.Tensor | QuantisedRows:
+    """x [S, in] as `linear` takes it for all of these weights: in fp8 if they are, so that it is quantised once."""
+    return ops.quantise_rows(x, FP8) if all(isinstance(weight, Fp8Weight) for weight in weights) else x

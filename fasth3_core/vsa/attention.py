@@ -46,16 +46,12 @@ def resolve_ops(backend: str, case: Case) -> VSAOps:
     """
     in_parts = replace(case, tile_size=min(case.tile_size, PART_SIZE))
     main = registry.resolve("block_sparse_attention", backend, in_parts)
-
-    def follow(op: str) -> Resolved:
-        return registry.resolve(op, backend if backend in registry.names(op) else "auto", case)
-
     return VSAOps(
-        tile_mean=follow("tile_mean"),
-        tile_topk=follow("tile_topk"),
+        tile_mean=registry.follow("tile_mean", backend, case),
+        tile_topk=registry.follow("tile_topk", backend, case),
         block_sparse_attention=main,
-        coarse_branch=follow("coarse_branch"),
-        dense_attention=follow("dense_attention"),
+        coarse_branch=registry.follow("coarse_branch", backend, case),
+        dense_attention=registry.follow("dense_attention", backend, case),
         whole_tiles=case == in_parts or _takes("block_sparse_attention", main.name, case),
     )
 

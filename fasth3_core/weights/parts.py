@@ -6,8 +6,9 @@ import torch
 
 from ..adapters.weight import AdaptedWeight
 from ..checkpoint.quant import QuantizedWeight
+from .fp8 import Fp8Weight
 
-Weight = torch.Tensor | QuantizedWeight | AdaptedWeight
+Weight = torch.Tensor | QuantizedWeight | Fp8Weight | AdaptedWeight
 
 
 def tensors_of(weight: Weight) -> tuple[torch.Tensor, ...]:

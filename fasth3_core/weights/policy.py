@@ -9,6 +9,7 @@ import torch
 from ..checkpoint.dtypes import FLOATS, TORCH
 from ..checkpoint.kinds import Entry
 from ..errors import ConfigError
+from .fp8 import FP8
 
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
@@ -23,9 +24,9 @@ _FP32 = (
 
 
 def check_dtype(dtype: str) -> None:
-    """Raises ConfigError unless it is "auto" or a known name."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ConfigError("dtype", dtype, f"'auto' or one of {list(DTYPES)}", "Use 'auto' if unsure.")
+    """Raises ConfigError unless it is "auto", "fp8" or a name of DTYPES."""
+    if dtype not in ("auto", FP8, *DTYPES):
+        raise ConfigError("dtype", dtype, f"'auto', 'fp8' or one of {list(DTYPES)}", "Use 'auto' if unsure.")
 
 
 def weight_dtype(name: str, adaln: str, run: torch.dtype) -> torch.dtype:
@@ -54,9 +55,10 @@ def stored_dtype(entries: Mapping[str, Entry], adaln: str) -> torch.dtype:
 def run_dtype(requested: str, stored: torch.dtype, device: torch.device) -> torch.dtype:
     """What "auto" means on a device: the file's bf16 or fp32 where a CUDA card computes bf16 natively, fp32 elsewhere.
 
-    fp16 is never chosen: the residual stream of H3 reaches 1e6, past its range. A named dtype is obeyed.
+    fp16 is never chosen: the residual stream of H3 reaches 1e6, past its range. A named dtype is obeyed. "fp8" says
+    how the blocks' projections are kept; the rest is as with "auto".
     """
-    if requested != "auto":
+    if requested not in ("auto", FP8):
         return DTYPES[requested]
     native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     return stored if native and stored != torch.float16 else torch.float32

@@ -19,6 +19,7 @@ from ..config import DiTConfig
 from ..model.handle import BuildTable, Tables
 from . import policy
 from .blocks import by_block
+from .fp8 import FP8, fp8_entries
 from .masters import HostBlock, PinnedPool, mapped
 from .parts import Weight, any_nonzero, tensors_of, with_tensors
 from .placement import RESIDENT, Placement, Sizes, describe
@@ -47,12 +48,14 @@ class ResidentStore:
     """
 
     def __init__(self, component: Component, plan: Plan, config: DiTConfig, dtype: str = "auto") -> None:
-        """`dtype`: "auto" or a name of policy.DTYPES, for every weight that is not pinned to a dtype of its own."""
+        """`dtype`: "auto" or a name of policy.DTYPES, for every weight that is not pinned to a dtype of its own; or
+        "fp8", which quantises the blocks' projections as they are read."""
         policy.check_dtype(dtype)
         self.config = config
         self.plan = plan
         self.component = component
         self._requested = dtype
+        self._entries = fp8_entries(plan.entries) if dtype == FP8 else plan.entries
         self._stored_dtype = policy.stored_dtype(plan.entries, config.adaln)
         self._lock = threading.RLock()
         self._placement = RESIDENT
@@ -103,7 +106,7 @@ class ResidentStore:
         return self.sizes(device).device(self._placement)
 
     def _kept_entries(self) -> Iterator[tuple[str, Entry]]:
-        return ((n, entry) for n, entry in self.plan.entries.items() if not (n.startswith("blocks.") and _ADALN in n))
+        return ((n, entry) for n, entry in self._entries.items() if not (n.startswith("blocks.") and _ADALN in n))
 
     def _dtype_of(self, name: str, run: torch.dtype) -> torch.dtype:
         return policy.weight_dtype(name, self.config.adaln, run)

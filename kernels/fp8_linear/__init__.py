@@ -5,8 +5,9 @@ import torch
 from ..device import Case
 from ..quantise_rows import QuantisedRows, quantise_rows
 from ..registry import Impl, register, resolve
-from .eager import fp8_linear_eager, fp8_why_not
+from .eager import fp8_linear_eager
 from .reference import fp8_linear_reference
+from .scaled_mm import fp8_linear_scaled_mm, fp8_why_not, scaled_mm_why_not
 
 __all__ = ["fp8_linear", "fp8_linear_eager", "fp8_linear_reference", "fp8_why_not"]
 
@@ -19,7 +20,7 @@ def fp8_linear(
     Args:
         x: [S, I] float, quantised here, or rows of quantise_rows' form "fp8".
         weight: [O, I] of the same form; I and O are multiples of 16.
-        dtype: of the result: bf16, or with torch 2.10 and newer fp16.
+        dtype: of the result.
 
     Returns:
         [S, O] in `dtype`.
@@ -35,8 +36,8 @@ def fp8_linear(
 
 register(
     Impl(
-        op="fp8_linear", name="eager", rank=50, load=lambda: fp8_linear_eager,
-        why_not=lambda case: fp8_why_not(case.device),
+        op="fp8_linear", name="scaled_mm", rank=10, load=lambda: fp8_linear_scaled_mm, why_not=scaled_mm_why_not
     )
 )
+register(Impl(op="fp8_linear", name="eager", rank=50, load=lambda: fp8_linear_eager))
 register(Impl(op="fp8_linear", name="reference", rank=100, load=lambda: fp8_linear_reference))

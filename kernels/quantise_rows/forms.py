@@ -20,6 +20,10 @@ class QuantisedRows:
     scale: torch.Tensor
     """fp32 [S, 1]."""
 
+    def __getitem__(self, rows: slice) -> "QuantisedRows":
+        """Some of the rows, as views."""
+        return QuantisedRows(self.data[rows], self.scale[rows])
+
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
         """Plain rows [S, C]; the product is fp32 and rounds once."""
         return (self.data.float() * self.scale).to(dtype)

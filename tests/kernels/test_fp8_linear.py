@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comfyui_fasth3.kernels.fp8_linear import fp8_linear, fp8_why_not
+from comfyui_fasth3.kernels.fp8_linear import eager, fp8_linear, fp8_why_not
 from comfyui_fasth3.kernels.quantise_rows import quantise_rows
 from comfyui_fasth3.kernels.registry import BackendUnavailable
 
@@ -31,7 +31,18 @@ def test_plain_rows_are_quantised_first():
 def test_the_fast_product_is_refused_without_float8():
     x, weight, _ = operands("cpu")
     with pytest.raises(BackendUnavailable, match="needs an NVIDIA GPU, got cpu"):
-        fp8_linear(x, weight, torch.bfloat16, backend="eager")
+        fp8_linear(x, weight, torch.bfloat16, backend="scaled_mm")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eager_in_parts(dtype, monkeypatch):
+    monkeypatch.setattr(eager, "_BYTES", 7 * 96 * dtype.itemsize)  # 7 of 48 output rows at a time
+    x, weight, _ = operands("cpu")
+    truth = fp8_linear(x, weight, torch.float32, backend="reference").double()
+    plain = (x.dequantise(dtype) @ weight.dequantise(dtype).T).double()
+    y = fp8_linear(x, weight, dtype, backend="eager")
+    bound = max(2 * error(plain, truth), 1e-6)
+    assert y.dtype == dtype and error(y, truth) <= bound < error(y.double() * 1.01, truth)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -40,6 +51,6 @@ def test_the_fast_product(dtype):
         pytest.skip("needs a CUDA device of capability 8.9" if not torch.cuda.is_available() else why)
     x, weight, _ = operands("cuda")
     truth = fp8_linear(x, weight, torch.float32, backend="reference").double()
-    y = fp8_linear(x, weight, dtype, backend="eager")
+    y = fp8_linear(x, weight, dtype, backend="scaled_mm")
     # one rounding to the dtype, and the 14 bits that the fast accumulation keeps
     assert y.dtype == dtype and error(y, truth) <= 4e-3 < error(y.float() * 1.01, truth)
