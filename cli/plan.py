@@ -17,6 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-tokens", type=int, default=256, help="length of the prompt in tokens (%(default)d)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bf16", "fp16", "fp32"),
                         help="of the run; auto is what the loader takes on this machine, without a file bf16")
+    parser.add_argument("--offload", default="resident", choices=("auto", "resident", "stream", "mmap"),
+                        help="where the blocks are kept (%(default)s)")
+    parser.add_argument("--device-gib", type=float, default=0.0,
+                        help="device memory that the run may take; a request that cannot fit is an error")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
@@ -27,8 +31,11 @@ def main(args: argparse.Namespace) -> int:
     from ..fasth3_core.errors import ConfigError
     from ..fasth3_core.model.handle import H3Model
     from ..fasth3_core.packing.geometry import snap_frames
-    from ..fasth3_core.planning import plan, released, resident_parameters
+    from ..fasth3_core.planning import Wanted, alternatives, plan
+    from ..fasth3_core.planning_sizes import released, released_sizes
     from ..fasth3_core.sampling.settings import resolve
+    from ..fasth3_core.weights.host_memory import available_bytes
+    from ..fasth3_core.weights.placement import GIB, Offload, Room, choose
     from ..fasth3_core.weights.policy import DTYPES
 
     frames = args.frames if args.frames is not None else snap_frames(args.seconds)
@@ -36,23 +43,30 @@ def main(args: argparse.Namespace) -> int:
         name = "preview-4" if args.contract == "auto" else args.contract
         if name not in CONTRACTS:
             raise ConfigError("contract", name, f"one of {list(CONTRACTS)}", "README.md says which student each is.")
-        config = released(gates=CONTRACTS[name].sparse)
+        config = released(CONTRACTS[name])
         model = H3Model(config, CONTRACTS[name], store=None, source="released sizes")
         dtype = DTYPES["bf16" if args.dtype == "auto" else args.dtype]
-        weight_bytes = resident_parameters(config) * dtype.itemsize
+        sizes = released_sizes(config, dtype.itemsize)
     else:
         from ..fasth3_core.checkpoint.load import load_model
 
         model = load_model(args.model, contract=args.contract, dtype=args.dtype)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        config, weight_bytes = model.config, model.store.nbytes(device)
+        config, sizes = model.config, model.store.sizes(device)
         dtype = model.store.dtype_on(device)
     settings = resolve(model)
-    result = plan(
+    wanted = Wanted(
         width=args.width, height=args.height, frames=frames, text_tokens=args.text_tokens,
-        forwards=settings.video.num_forwards, config=config, vsa=settings.vsa, weight_bytes=weight_bytes,
+        forwards=settings.video.num_forwards, config=config, vsa=settings.vsa, sizes=sizes,
         element_size=dtype.itemsize,
     )
+    working = plan(wanted).run.working
+    room = Room(device=int(args.device_gib * GIB) or None, host=available_bytes())
+    placement = choose(
+        Offload(policy=args.offload, device_gib=args.device_gib), sizes, room, working,
+        what_fits=lambda budget: alternatives(wanted, budget),
+    )
+    result = plan(wanted, placement)
     about = f"{model.source}, contract {model.contract.name}, {str(dtype).removeprefix('torch.')}"
     text = f"{about}\n{result.to_text()}"
     print(json.dumps(result.to_dict(), indent=1) if args.json else text)

@@ -1,16 +1,60 @@
-"""What a request will need, computed from headers and sizes before anything is loaded.
+"""What a request will need, computed from headers and sizes before anything is loaded."""
 
-Bytes are those of this package's own buffers, named one by one, so that a wrong estimate shows which line is wrong.
-"""
-
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .config import PATCH, DiTConfig, VSAConfig
-from .model.blocks import FF_ROWS
-from .model.time import BLOCK_ROWS
-from .packing.geometry import FPS, LATENT_PIXELS, audio_latents, check_size, latent_frames
-from .vsa.tiles import tile_plan
+from .errors import GeometryError
+from .packing.geometry import (
+    CLIP_FRAMES,
+    FPS,
+    LATENT_PIXELS,
+    MIN_FRAMES,
+    audio_latents,
+    check_size,
+    latent_frames,
+    snap_side,
+)
+from .planning_memory import RunBytes, Tiles, run_bytes
+from .planning_sizes import num_block_parameters
+from .vsa.tiles import PART_SIZE, tile_plan
+from .weights.placement import GIB, RESIDENT, Placement, Sizes, describe
+
+MAX_TOKENS = 1_000_000
+"""Nine times the longest clip of the training range at 768 x 1344."""
+
+_SPEEDS = (600, 100, 25)
+"""TFLOP/s that a forward reaches: an H200 as measured in bf16, and what lets a reader place a smaller card."""
+
+_DECODE_WEIGHTS, _DECODE_TILES, _DECODE_PIXEL = 5_900_000_000, 1_200_000_000, 576
+"""Bytes on the device while the released VAEs decode: fp16 weights, four tiles at once, a pixel of the canvas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A plain request and the model that it is for."""
+
+    width: int
+    height: int
+    """Pixels, multiples of 32."""
+    frames: int
+    """17k + 5."""
+    text_tokens: int
+    forwards: int
+    config: DiTConfig
+    vsa: VSAConfig | None
+    """Resolved settings, or None for dense attention."""
+    sizes: Sizes
+    """Of the weights on the device."""
+    element_size: int
+    """Bytes per activation element (2 for bf16)."""
+    condition_tokens: int = 0
+    """Of keyframes and references."""
+    eager: bool = False
+    """Whether the sparse op runs with torch alone."""
+    dequantised: int = 0
+    """Bytes of the largest weight that is widened to be multiplied with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +63,11 @@ class Plan:
     height: int
     frames: int
     text_tokens: int
+    condition_tokens: int
     audio_tokens: int
     video_tokens: int
     tokens: int
-    """The packed sequence, conditions not counted."""
+    """The packed sequence."""
     forwards: int
     tile_size: int | None
     """None for dense attention."""
@@ -33,18 +78,35 @@ class Plan:
     tile_fill: float
     """Video tokens over the slots of their tiles: 1.0 when the grid divides by the tile."""
     sparse_steps: int
+    placement: str
     weight_bytes: int
-    """On the device, resident."""
-    activation_bytes: int
-    """Largest at once during a forward, on top of the weights, without the attention backend's own buffers."""
+    """On the device."""
+    host_weight_bytes: int
+    """Of streamed blocks, in host memory or a mapped file."""
+    run: RunBytes
+    """On the device during a forward, on top of the weights."""
+    decode_bytes: int
+    """On the device while the released VAEs decode; the transformer can be away."""
+    decode_host_bytes: int
+    """Of the decoded frames in fp32."""
+    teraflop: float
+    """Of one forward."""
+    streamed_bytes: int
+    """From the host to the device in one forward."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest use of the device while sampling, as torch counts it."""
+        return self.weight_bytes + self.run.peak
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"run": self.run.to_dict(), "peak_bytes": self.peak_bytes}
 
     def to_text(self) -> str:
+        condition = f" + {self.condition_tokens:,} conditions" if self.condition_tokens else ""
         lines = [
             f"{self.width}x{self.height}, {self.frames} frames ({self.frames / FPS:.2f} s): {self.tokens:,} tokens = "
-            f"{self.text_tokens:,} text + {self.audio_tokens:,} audio + {self.video_tokens:,} video",
+            f"{self.text_tokens:,} text{condition} + {self.audio_tokens:,} audio + {self.video_tokens:,} video",
         ]
         if self.tile_size is None:
             lines.append(f"dense attention in all {self.forwards} forwards")
@@ -54,110 +116,136 @@ class Plan:
                 f"{self.tile_fill:.0%} filled; each query tile keeps {self.kept_tiles} of {self.video_tiles}; "
                 f"{self.sparse_steps} of {self.forwards} forwards sparse"
             )
-        lines.append(
-            f"device memory: weights {self.weight_bytes / 2**30:.2f} GiB + activations "
-            f"{self.activation_bytes / 2**30:.2f} GiB"
-        )
+        lines += [
+            f"sampling: device {self.peak_bytes / GIB:.2f} GiB = weights {self.weight_bytes / GIB:.2f} + activations "
+            f"{self.run.peak / GIB:.2f}; {self.placement}",
+            f"decoding: device about {self.decode_bytes / GIB:.1f} GiB, frames {self.decode_host_bytes / GIB:.2f} GiB "
+            "of host memory",
+        ]
+        if self.host_weight_bytes:
+            lines.append(
+                f"streaming: {self.host_weight_bytes / GIB:.2f} GiB of host memory, {self.streamed_bytes / GIB:.2f} "
+                f"GiB a forward = {self.streamed_bytes / 25e9:.1f} s at 25 GB/s, hidden behind a forward that is longer"
+            )
+        total = self.teraflop * self.forwards
+        speeds = ", ".join(f"{_duration(total / speed)} at {speed}" for speed in _SPEEDS)
+        lines.append(f"time: {total / 1e3:.1f} PFLOP in {self.forwards} forwards: {speeds} TFLOP/s")
         return "\n".join(lines)
 
 
-def plan(
-    *,
-    width: int,
-    height: int,
-    frames: int,
-    text_tokens: int,
-    forwards: int,
-    config: DiTConfig,
-    vsa: VSAConfig | None,
-    weight_bytes: int,
-    element_size: int,
-) -> Plan:
-    """Count tokens, tiles and bytes of a plain text-to-video request.
-
-    Args:
-        width, height: pixels, multiples of 32.
-        frames: 17k + 5.
-        vsa: resolved settings, or None for dense attention.
-        weight_bytes: of the resident weights.
-        element_size: bytes per activation element (2 for bf16).
+def plan(wanted: Wanted, placement: Placement = RESIDENT) -> Plan:
+    """Count tokens, tiles, bytes and operations of a request.
 
     Raises:
         GeometryError: sizes that the model does not take; the message names the nearest legal ones.
     """
-    check_size(width, height)
-    grid = (latent_frames(frames), height // LATENT_PIXELS // PATCH, width // LATENT_PIXELS // PATCH)
-    audio = 2 * audio_latents(frames)
-    video = grid[0] * grid[1] * grid[2]
-    tokens = text_tokens + audio + video
-    prefix_tiles = video_tiles = kept = sparse_steps = 0
-    fill = 1.0
+    grid, audio, tokens = _tokens(wanted)
+    video, config, vsa = math.prod(grid), wanted.config, wanted.vsa
+    tiles, fill, sparse_steps = None, 1.0, 0
     if vsa is not None:
-        tiles = tile_plan((text_tokens, 0, audio), grid, vsa.tile_size)
-        prefix_tiles, video_tiles = tiles.num_prefix_tiles, tiles.num_video_tiles
-        kept = vsa.kept_tiles(video_tiles, step=vsa.dense_first_steps)
-        fill = video / (video_tiles * vsa.tile_size)
-        sparse_steps = forwards - min(forwards, vsa.dense_first_steps) if kept < video_tiles else 0
+        laid = tile_plan((wanted.text_tokens, wanted.condition_tokens, audio), grid, vsa.tile_size)
+        kept = vsa.kept_tiles(laid.num_video_tiles, step=vsa.dense_first_steps)
+        tiles = Tiles(
+            prefix=laid.num_prefix_tiles, video=laid.num_video_tiles, kept=kept, parts=vsa.tile_size // PART_SIZE,
+        )
+        fill = video / (tiles.video * vsa.tile_size)
+        if kept < tiles.video:
+            sparse_steps = wanted.forwards - min(wanted.forwards, vsa.dense_first_steps)
+    run = run_bytes(
+        tokens=tokens, text_tokens=wanted.text_tokens, video_tokens=video, conditions=wanted.condition_tokens > 0,
+        forwards=wanted.forwards, config=config, element=wanted.element_size, tiles=tiles, gated=vsa is not None,
+        eager=wanted.eager, dequantised=wanted.dequantised,
+    )
+    streamed = len(placement.streamed) > placement.slots
     return Plan(
-        width=width,
-        height=height,
-        frames=frames,
-        text_tokens=text_tokens,
+        width=wanted.width,
+        height=wanted.height,
+        frames=wanted.frames,
+        text_tokens=wanted.text_tokens,
+        condition_tokens=wanted.condition_tokens,
         audio_tokens=audio,
         video_tokens=video,
         tokens=tokens,
-        forwards=forwards,
+        forwards=wanted.forwards,
         tile_size=None if vsa is None else vsa.tile_size,
-        prefix_tiles=prefix_tiles,
-        video_tiles=video_tiles,
-        kept_tiles=kept,
+        prefix_tiles=tiles.prefix if tiles else 0,
+        video_tiles=tiles.video if tiles else 0,
+        kept_tiles=tiles.kept if tiles else 0,
         tile_fill=fill,
         sparse_steps=sparse_steps,
-        weight_bytes=weight_bytes,
-        activation_bytes=_activation_bytes(tokens, config, element_size, gated=vsa is not None),
+        placement=describe(placement, wanted.sizes),
+        weight_bytes=wanted.sizes.device(placement),
+        host_weight_bytes=wanted.sizes.host(placement),
+        run=run,
+        decode_bytes=_DECODE_WEIGHTS + _DECODE_TILES + wanted.width * wanted.height * _DECODE_PIXEL,
+        decode_host_bytes=wanted.frames * wanted.width * wanted.height * 3 * 4,
+        teraflop=_teraflop(wanted, tokens, video, tiles),
+        streamed_bytes=wanted.sizes.host(placement) if streamed else 0,
     )
 
 
-def _activation_bytes(tokens: int, config: DiTConfig, element: int, gated: bool) -> int:
-    stream = tokens * config.hidden_size * element
-    inner = tokens * config.inner_dim * element
-    # residual stream and normed tokens, then q, k, v (gate), the attention's output and its projection
-    attention = 2 * stream + (4 + gated) * inner + stream
-    rows = min(tokens, FF_ROWS)
-    # residual stream, normed tokens, output, and one pass of the feed-forward: both halves and their product
-    feed_forward = 3 * stream + rows * 3 * config.ffn_dim * element
-    return max(attention, feed_forward)
+def alternatives(wanted: Wanted, budget: int) -> list[str]:
+    """What would fit into `budget` bytes of a device with every block streamed: shorter, smaller, quantised."""
 
+    def needs(**changes: Any) -> int:
+        changed = replace(wanted, **changes)
+        sizes = changed.sizes
+        every = Placement(streamed=tuple(range(len(sizes.blocks))), slots=2)
+        return sizes.device(every) + plan(changed).run.working
 
-def released(gates: bool) -> DiTConfig:
-    """Dimensions of the released 50-block model."""
-    return DiTConfig(
-        hidden_size=5376, num_layers=50, num_refiner_layers=2, num_heads=56, head_dim=128, ffn_dim=14336,
-        in_channels=24, audio_in_channels=32, text_dim=5120, freq_dim=256, time_embed_hidden_dim=5376,
-        time_embed_dim=2688, rope_freq_dim=16, adaln="full", adaln_rank=None, has_gates=gates, output_heads=1,
+    said = []
+    shorter = next(
+        (n for n in range(wanted.frames - CLIP_FRAMES, MIN_FRAMES - 1, -CLIP_FRAMES) if needs(frames=n) <= budget), None
     )
+    if shorter is not None:
+        said.append(f"{shorter} frames ({shorter / FPS:.1f} s) at this size")
+    for share in (0.8, 0.7, 0.6, 0.5, 0.4, 0.3):
+        width, height = snap_side(wanted.width * share), snap_side(wanted.height * share)
+        if needs(width=width, height=height) <= budget:
+            said.append(f"{width}x{height} at {wanted.frames} frames")
+            break
+    # int8 halves what bf16 takes; a quantised file is near its floor already
+    params = num_block_parameters(wanted.config)
+    if max(wanted.sizes.blocks) > 1.5 * params:
+        halved = replace(wanted.sizes, blocks=tuple(params for _ in wanted.sizes.blocks))
+        if needs(sizes=halved) <= budget:
+            said.append("an int8 file")
+    return said
 
 
-def num_parameters(config: DiTConfig) -> int:
-    """Of a transformer, the AdaLN of every block included."""
-    C, inner = config.hidden_size, config.inner_dim
-    attention = 4 * inner * C + 2 * config.head_dim
-    refiner_block = attention + 3 * config.ffn_dim * C + 2 * C
-    adaln_in = _adaln_inputs(config)
-    block = refiner_block + BLOCK_ROWS * C * (adaln_in + 1) + config.has_gates * inner * C
-    rows = config.video_row_dim + config.audio_in_channels
-    patches = rows * C + 2 * C + config.output_heads * rows * (C + 1)
-    time_hidden = config.time_embed_hidden_dim
-    time = time_hidden * (config.freq_dim + 1) + config.time_embed_dim * (time_hidden + 1)
-    rest = patches + C * (config.text_dim + 1) + time * (config.adaln != "curve") + 2 * C + 2 * C * (adaln_in + 1)
-    return config.num_layers * block + config.num_refiner_layers * refiner_block + rest
+def _tokens(wanted: Wanted) -> tuple[tuple[int, int, int], int, int]:
+    """Video grid, audio rows and all tokens; refuses what nobody can mean before anything is built for it."""
+    check_size(wanted.width, wanted.height)
+    if wanted.frames > MAX_TOKENS:
+        raise GeometryError(f"more than {MAX_TOKENS:,} frames: the model was trained on up to 362, which is 15 s.")
+    if wanted.text_tokens < 1:
+        raise GeometryError(f"{wanted.text_tokens} prompt tokens: expected at least 1. A long prompt has 300.")
+    grid = (
+        latent_frames(wanted.frames), wanted.height // LATENT_PIXELS // PATCH, wanted.width // LATENT_PIXELS // PATCH,
+    )
+    audio = 2 * audio_latents(wanted.frames)
+    tokens = wanted.text_tokens + wanted.condition_tokens + audio + math.prod(grid)
+    if tokens > MAX_TOKENS:
+        raise GeometryError(
+            f"{wanted.width}x{wanted.height}, {wanted.frames} frames and {wanted.text_tokens} prompt tokens make "
+            f"{tokens:,} tokens: at most {MAX_TOKENS:,}. The model was trained on up to 768 x 1344 and 362 frames, "
+            "109,362 tokens."
+        )
+    return grid, audio, tokens
 
 
-def resident_parameters(config: DiTConfig) -> int:
-    """Without the AdaLN of the main blocks, which is read for its tables and not kept."""
-    adaln = BLOCK_ROWS * config.hidden_size * (_adaln_inputs(config) + 1)
-    return num_parameters(config) - config.num_layers * adaln
+def _teraflop(wanted: Wanted, tokens: int, video: int, tiles: Tiles | None) -> float:
+    """Of one forward: two operations for a weight and token, four for a pair of tokens and channel of attention."""
+    config = wanted.config
+    linears = 2 * tokens * config.num_layers * num_block_parameters(config)
+    pairs = tokens * tokens
+    if tiles is not None and tiles.kept < tiles.video:
+        kept_keys = tokens - video + video * tiles.kept / tiles.video
+        pairs = (tokens - video) * tokens + video * kept_keys
+    return (linears + 4 * pairs * config.inner_dim * config.num_layers) / 1e12
 
 
-def _adaln_inputs(config: DiTConfig) -> int:
-    return config.adaln_rank or config.time_embed_dim
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else (
+        f"{seconds / 3600:.1f} h"
+    )

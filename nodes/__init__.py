@@ -4,6 +4,7 @@ from ._host import ComfyExtension, io
 from .conditioning import FastH3EmptyLatent, FastH3LoadPromptEmbeds, FastH3SavePromptEmbeds
 from .decoding import FastH3Decode
 from .loading import FastH3LoadModel, FastH3LoadVAE
+from .offload import FastH3Offload
 from .sampling import FastH3Sampler
 from .saving import FastH3SavePreview
 from .vsa import FastH3VSAConfig
@@ -18,6 +19,7 @@ NODES: list[type[io.ComfyNode]] = [
     FastH3SavePreview,
     FastH3SavePromptEmbeds,
     FastH3LoadPromptEmbeds,
+    FastH3Offload,
 ]
 
 

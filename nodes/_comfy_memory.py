@@ -1,7 +1,7 @@
 """Our weights in ComfyUI's list of loaded models, so that it makes room for them and can take the room back.
 
 ComfyUI keeps `ModelPatcher`s in that list and asks them to load, to unload and how large they are. This subclass
-answers for weights that ComfyUI does not manage itself: all of them are on the device, or none.
+answers for weights that ComfyUI does not manage itself: what is to be on the device is there as a whole, or not at all.
 """
 
 import weakref
@@ -29,18 +29,21 @@ class ResidentPatcher(comfy.model_patcher.ModelPatcher):
         super().__init__(module, load_device=device, offload_device=torch.device("cpu"), size=self._total)
 
     def model_size(self) -> int:
+        resident = self._resident()
+        if resident is not None:  # streamed weights take less of the device, and may be placed otherwise next time
+            self._total = max(1, resident.nbytes(self.load_device))
         return self._total
 
     def loaded_size(self) -> int:
         resident = self._resident()
-        return self._total if resident is not None and resident.location == self.load_device else 0
+        return self.model_size() if resident is not None and resident.location == self.load_device else 0
 
     def current_loaded_device(self) -> torch.device:
         return self.load_device  # ComfyUI then reckons with model_size() - loaded_size() still to come
 
     def partially_load(self, device_to, extra_memory=0, force_patch_weights=False) -> int:
         resident = self._resident()
-        missing = self._total - self.loaded_size()
+        missing = self.model_size() - self.loaded_size()
         free = comfy.model_management.get_free_memory(device_to)
         if missing > free and not comfy.model_management.is_device_cpu(device_to):
             raise does_not_fit(missing, free, device_to)

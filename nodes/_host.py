@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from ..fasth3_core.errors import ConfigError
+from ..fasth3_core.weights.placement import Room
 
 _GIB = 1024**3
 
@@ -82,6 +83,12 @@ class Host(Protocol):
     def acquire(self, resident: Resident, device: torch.device, working_bytes: int) -> None:
         """Load `resident`, after making room for it and for `working_bytes` more by sending others away."""
 
+    def room(self, device: torch.device) -> Room:
+        """What a device and the host can give once everything that can leave has left."""
+
+    def give_back(self, resident: Resident) -> None:
+        """Take the device memory of one of them, and what torch keeps of it, back for everybody."""
+
     def release_all(self) -> None:
         """Send everything away that can be loaded again."""
 
@@ -94,7 +101,7 @@ def does_not_fit(missing: int, free: int, device: torch.device) -> ConfigError:
     return ConfigError(
         "weights", f"{missing / _GIB:.1f} GiB",
         f"at most the {free / _GIB:.1f} GiB that are free on {device} after unloading other models",
-        "Use an int8 or pruned file, or close what else uses the device.",
+        "Connect FastH3 Offload, use an int8 or pruned file, or close what else uses the device.",
     )
 
 

@@ -9,10 +9,12 @@ import comfy.model_management
 import comfy.nested_tensor
 import comfy.utils
 import folder_paths
+import psutil
 import torch
 from comfy.cli_args import LatentPreviewMethod, args
 from PIL import Image
 
+from ..fasth3_core.weights.placement import Room
 from ._comfy_memory import ResidentPatcher
 from ._host import OutputFile, Resident
 
@@ -73,6 +75,25 @@ class ComfyHost:
         if patcher is None or patcher.load_device != device:
             patcher = self._patchers[resident] = ResidentPatcher(resident, device)
         comfy.model_management.load_models_gpu([patcher], memory_required=working_bytes)
+
+    def room(self, device: torch.device) -> Room:
+        management = comfy.model_management
+        on_device = None
+        if not management.is_device_cpu(device):
+            loaded = sum(m.loaded_size() for m in management.loaded_models() if m.load_device == device)
+            # ComfyUI asks for a tenth more than a model takes, and keeps what --reserve-vram says
+            on_device = int((management.get_free_memory(device) + loaded - management.extra_reserved_memory()) / 1.1)
+        return Room(
+            device=on_device,
+            host=psutil.virtual_memory().available,
+            pinnable=max(0, int(management.MAX_PINNED_MEMORY - management.TOTAL_PINNED_MEMORY)),
+            folder=Path(folder_paths.get_temp_directory()),
+            spare_device=management.vram_state in (management.VRAMState.LOW_VRAM, management.VRAMState.NO_VRAM),
+        )
+
+    def give_back(self, resident: Resident) -> None:
+        resident.release()
+        comfy.model_management.soft_empty_cache()
 
     def release_all(self) -> None:
         comfy.model_management.unload_all_models()

@@ -11,6 +11,9 @@ import torch
 from PIL import Image
 
 from ..fasth3_core.errors import ConfigError
+from ..fasth3_core.weights.host_memory import available_bytes
+from ..fasth3_core.weights.placement import Room
+from ..fasth3_core.weights.store import indexed
 from ._host import COMFYUI, OutputFile, Resident, does_not_fit
 from ._paths import is_within
 
@@ -39,13 +42,6 @@ def _default_device() -> torch.device:
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
-def _indexed(device: torch.device) -> torch.device:
-    """cuda -> cuda:0 (the current one), so that equal places compare equal."""
-    if device.type == "cpu" or device.index is not None:
-        return device
-    return torch.device(device.type, torch.get_device_module(device).current_device())
-
-
 def _free_bytes(device: torch.device) -> int:
     module = torch.get_device_module(device)
     module.empty_cache()  # what torch keeps of freed tensors counts as free too
@@ -68,7 +64,7 @@ class StandaloneHost:
         device: torch.device | None = None,
     ):
         self._models, self._inputs, self._outputs = Path(models), Path(inputs), Path(outputs)
-        self._device = _indexed(device or _default_device())
+        self._device = indexed(device or _default_device())
         self._residents: list[weakref.ref[Resident]] = []
 
     def model_roots(self, folder: str) -> list[Path]:
@@ -132,6 +128,20 @@ class StandaloneHost:
                 raise does_not_fit(missing, free, device)
         self._residents = [*others, weakref.ref(resident)]
         resident.materialise(device)
+
+    def room(self, device: torch.device) -> Room:
+        on_device = None
+        if device.type != "cpu":
+            held = (ref() for ref in self._residents)
+            loaded = sum(r.nbytes(device) for r in held if r is not None and r.location == device)
+            on_device = _free_bytes(device) + loaded
+        host = available_bytes()
+        return Room(device=on_device, host=host, pinnable=host * 3 // 4)
+
+    def give_back(self, resident: Resident) -> None:
+        resident.release()
+        if self._device.type != "cpu":
+            torch.get_device_module(self._device).empty_cache()
 
     def release_all(self) -> None:
         for ref in self._residents:

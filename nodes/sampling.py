@@ -6,24 +6,23 @@ from collections.abc import Callable
 
 import torch
 
-from ..fasth3_core.errors import ConfigError
 from ..fasth3_core.media.preview import latent_preview
 from ..fasth3_core.model.handle import H3Model
 from ..fasth3_core.packing.geometry import LATENT_PIXELS
-from ..fasth3_core.planning import plan
+from ..fasth3_core.planning import Wanted, plan
 from ..fasth3_core.sampling.loop import sample
 from ..fasth3_core.sampling.request import Request
 from ..fasth3_core.sampling.settings import GRIDS, RunSettings, resolve
 from ..fasth3_core.vsa.attention import resolve_ops
+from ..fasth3_core.weights.placement import Offload
 from ..kernels.device import Case
-from . import _conditioning, _host, _latents
+from . import _conditioning, _host, _latents, _placing
 from ._host import io
-from ._types import CATEGORY, Model, Offload, Report, Vsa
+from ._types import CATEGORY, Model, Report, Vsa
+from ._types import Offload as OffloadWire
 from ._ui import tell
 
 log = logging.getLogger("fasth3")
-
-_BUFFER_BYTES = 512 << 20
 
 _SHIFT = dict(default=0.0, min=0.0, max=100.0, step=0.01, advanced=True)
 
@@ -51,7 +50,9 @@ class FastH3Sampler(io.ComfyNode):
                     tooltip="Of the starting noise, drawn on the CPU: the same on every device.",
                 ),
                 Vsa.Input("vsa", optional=True, tooltip="FastH3 VSA Config. Not connected: as distilled."),
-                Offload.Input("offload", optional=True, tooltip="Not connected: all weights on the device."),
+                OffloadWire.Input(
+                    "offload", optional=True, tooltip="FastH3 Offload. Not connected: all weights on the device.",
+                ),
                 io.Combo.Input(
                     "grid", options=list(GRIDS), default="contract",
                     tooltip="Steps of the noise schedule: as released, equally spaced, or the rungs used in training.",
@@ -70,8 +71,7 @@ class FastH3Sampler(io.ComfyNode):
     def execute(
         cls, model, positive, latent, seed, vsa=None, offload=None, grid="contract", shift_video=0.0, shift_audio=0.0
     ) -> io.NodeOutput:
-        if offload is not None:
-            raise ConfigError("offload", type(offload).__name__, "nothing connected", "All weights stay on the device.")
+        offload = _placing.check(offload)
         host = _host.get()
         video, audio = _latents.split(latent)
         prompt = _conditioning.read(positive, model.config.text_dim)
@@ -84,36 +84,52 @@ class FastH3Sampler(io.ComfyNode):
         # everything that can be wrong is found here, before other models are sent away and weights are read
         request.check(model)
         settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
-        working = _working_bytes(model, request, settings, device)
-        started = time.perf_counter()
-        host.acquire(model.store, device, working)
-        loading = time.perf_counter() - started
-        result = sample(
-            model, request, device=device, vsa=vsa, grid=grid, shift_video=shift_video, shift_audio=shift_audio,
-            check_interrupt=host.check_interrupt, on_step=_step_shower(host, settings.video.num_forwards),
-        )
+        wanted = _wanted(model, request, settings, device)
+        planned = plan(wanted)
+        _placing.place(model, offload, wanted, planned.run.working, device)
+        try:
+            started = time.perf_counter()
+            host.acquire(model.store, device, planned.run.working)
+            loading = time.perf_counter() - started
+            result = sample(
+                model, request, device=device, vsa=vsa, grid=grid, shift_video=shift_video, shift_audio=shift_audio,
+                check_interrupt=host.check_interrupt, on_step=_step_shower(host, settings.video.num_forwards),
+            )
+        finally:
+            _after_run(host, model, offload)
         result.report.seconds["load"] += loading
+        result.report.memory["planned_bytes"] = planned.run.peak + wanted.sizes.device(model.store.placement)
         if video.any() or audio.any():
             result.report.warnings.append("the latent is not empty: it gives size and length, its content is not read")
         ui = tell(cls, result.report.to_text())
         return io.NodeOutput(_latents.join(result.video, result.audio), result.report, ui=ui)
 
 
-def _working_bytes(model: H3Model, request: Request, settings: RunSettings, device: torch.device) -> int:
-    """Bytes that a forward needs beside the weights, with room for the attention backend's buffers.
+def _after_run(host: _host.Host, model: H3Model, offload: Offload | None) -> None:
+    if offload is not None and offload.after_run != "keep":
+        host.give_back(model.store)
+        if offload.after_run == "free_all":
+            model.store.forget()
+
+
+def _wanted(model: H3Model, request: Request, settings: RunSettings, device: torch.device) -> Wanted:
+    """What the plan counts.
 
     Raises BackendUnavailable if a named backend cannot run there, GeometryError for conditions that do not fit.
     """
     layout, dtype = request.layout(), model.store.dtype_on(device)
+    eager = False
     if settings.vsa is not None:
         case = Case(device=device, dtype=dtype, head_dim=model.config.head_dim, tile_size=settings.vsa.tile_size)
-        resolve_ops(settings.vsa.backend, case)
-    planned = plan(
+        ops = resolve_ops(settings.vsa.backend, case)
+        eager = device.type == "cuda" and ops.block_sparse_attention.name == "eager"
+    text, *conditions, _ = layout.prefix
+    return Wanted(
         width=request.latent_width * LATENT_PIXELS, height=request.latent_height * LATENT_PIXELS,
-        frames=request.frames, text_tokens=layout.audio.start, forwards=settings.video.num_forwards,
-        config=model.config, vsa=settings.vsa, weight_bytes=0, element_size=dtype.itemsize,
+        frames=request.frames, text_tokens=text, condition_tokens=sum(conditions),
+        forwards=settings.video.num_forwards, config=model.config, vsa=settings.vsa, sizes=model.store.sizes(device),
+        element_size=dtype.itemsize, eager=eager, dequantised=model.store.widened_bytes(device),
     )
-    return planned.activation_bytes * 5 // 4 + _BUFFER_BYTES
 
 
 def _step_shower(host: _host.Host, forwards: int) -> Callable[[int, int, torch.Tensor, torch.Tensor], None]:

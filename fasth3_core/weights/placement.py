@@ -1,6 +1,7 @@
 """Which weights are on the device, which wait in host memory, and how that is chosen from what is free."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,13 +107,21 @@ class Room:
     """Whether the user asked the host to keep device memory free: "auto" then streams every block."""
 
 
-def choose(offload: Offload, sizes: Sizes, room: Room, working: int, now: Placement = RESIDENT) -> Placement:
+def choose(
+    offload: Offload,
+    sizes: Sizes,
+    room: Room,
+    working: int,
+    now: Placement = RESIDENT,
+    what_fits: Callable[[int], Sequence[str]] = lambda budget: (),
+) -> Placement:
     """The placement that an offload setting means on a machine.
 
     Args:
         working: bytes that a run takes on the device beside the weights.
         now: how the weights are placed. It stays where it is what was asked for: the memory that is free differs a
             little from run to run, and moving blocks for that costs more than it gains.
+        what_fits: other requests that would fit into a budget, for the message.
 
     Raises:
         ConfigError: it does not fit; says by how much, and what would.
@@ -120,7 +129,7 @@ def choose(offload: Offload, sizes: Sizes, room: Room, working: int, now: Placem
     limits = [n for n in (room.device, int(offload.device_gib * GIB) or None) if n is not None]
     budget = min(limits) if limits else None
     if offload.policy == "resident" or (offload.policy == "auto" and room.device is None and not offload.device_gib):
-        return _resident(sizes, budget, working)
+        return _resident(sizes, budget, working, what_fits)
     if offload.policy == "auto" and not room.spare_device and fits(sizes, RESIDENT, budget, working):
         return RESIDENT
     total = len(sizes.blocks)
@@ -140,7 +149,7 @@ def choose(offload: Offload, sizes: Sizes, room: Room, working: int, now: Placem
         pinned_bytes=0 if mapped else pinned, folder=room.folder if mapped else None,
     )
     if not fits(sizes, placement, budget, working):
-        raise _too_large(sizes, placement, budget, working)
+        raise _too_large(sizes, placement, budget, working, what_fits)
     if not mapped and (need := sizes.host(placement)) > room.host:
         raise ConfigError(
             "policy", offload.policy, f"{need / GIB:.1f} GiB of host memory, {room.host / GIB:.1f} GiB are available",
@@ -173,22 +182,20 @@ def _most_resident(offload: Offload, sizes: Sizes, budget: int | None, working: 
     return 0
 
 
-def _resident(sizes: Sizes, budget: int | None, working: int) -> Placement:
+def _resident(sizes: Sizes, budget: int | None, working: int, what_fits) -> Placement:
     if not fits(sizes, RESIDENT, budget, working):
-        raise _too_large(sizes, RESIDENT, budget, working)
+        raise _too_large(sizes, RESIDENT, budget, working, what_fits)
     return RESIDENT
 
 
-def _too_large(sizes: Sizes, placement: Placement, budget: int, working: int) -> ConfigError:
+def _too_large(sizes: Sizes, placement: Placement, budget: int, working: int, what_fits) -> ConfigError:
     weights = sizes.device(placement)
     smallest = sizes.device(Placement(streamed=tuple(range(len(sizes.blocks))), slots=2))
     if smallest + working <= budget:
-        mend = "Connect FastH3 Offload with policy 'auto', or lower its resident_blocks and slots."
+        mend = "Offload with policy 'auto' (FastH3 Offload), or with fewer resident_blocks and slots."
     else:
-        mend = (
-            f"Streaming every block would take {(smallest + working) / GIB:.1f} GiB: use a smaller canvas, fewer "
-            "seconds or an int8 file."
-        )
+        fitting = " or ".join(what_fits(budget)) or "nothing that this model makes; use a larger device"
+        mend = f"Streaming every block would take {(smallest + working) / GIB:.1f} GiB. What would fit: {fitting}."
     return ConfigError(
         "device memory", f"{(weights + working) / GIB:.1f} GiB ({weights / GIB:.1f} weights, "
         f"{working / GIB:.1f} activations)", f"at most the {budget / GIB:.1f} GiB that this run may take", mend,

@@ -1,5 +1,6 @@
 """Weights of one transformer: on disk until they are asked for, then on a device: all, or a few blocks at a time."""
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -104,6 +105,16 @@ class ResidentStore:
     def nbytes(self, device: torch.device | str = "cpu") -> int:
         """Bytes that the weights take on a device as they are placed."""
         return self.sizes(device).device(self._placement)
+
+    def widened_bytes(self, device: torch.device | str = "cpu") -> int:
+        """Bytes of the largest quantised weight where it is dequantised for its product; 0 without any."""
+        layers = (f"{layer}.weight" for layer in self.plan.quantised)
+        counts = (math.prod(self.plan.entries[name].shape) for name in layers if name in self.plan.entries)
+        return max(counts, default=0) * self.dtype_on(device).itemsize
+
+    def host_bytes(self) -> int:
+        """Memory of the process that streamed blocks take; what is in a mapped file is not counted."""
+        return 0 if self._placement.mapped else sum(block.nbytes for block in self._hosts.blocks.values())
 
     def _kept_entries(self) -> Iterator[tuple[str, Entry]]:
         return ((n, entry) for n, entry in self._entries.items() if not (n.startswith("blocks.") and _ADALN in n))
@@ -393,6 +404,14 @@ def indexed(device: torch.device) -> torch.device:
 
 _STORES: weakref.WeakValueDictionary[Hashable, ResidentStore] = weakref.WeakValueDictionary()
 _STORES_LOCK = threading.Lock()
+
+
+def forget_idle(but: ResidentStore) -> None:
+    """Let go of the host memory of every other store that is on no device."""
+    with _STORES_LOCK:
+        idle = [store for store in _STORES.values() if store is not but and store.location is None]
+    for store in idle:
+        store.forget()
 
 
 def shared(key: Hashable, make: Callable[[], ResidentStore]) -> ResidentStore:

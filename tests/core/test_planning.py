@@ -2,23 +2,40 @@
 
 import pytest
 from comfyui_fasth3.fasth3_core.config import DiTConfig, VSAConfig
+from comfyui_fasth3.fasth3_core.contracts import CONTRACTS
 from comfyui_fasth3.fasth3_core.errors import GeometryError
-from comfyui_fasth3.fasth3_core.planning import num_parameters, plan, released, resident_parameters
+from comfyui_fasth3.fasth3_core.planning import Wanted, alternatives, plan
+from comfyui_fasth3.fasth3_core.planning_sizes import (
+    num_block_parameters,
+    num_parameters,
+    released,
+    released_sizes,
+    resident_parameters,
+)
+from comfyui_fasth3.fasth3_core.weights.placement import GIB, RESIDENT, Placement, Sizes
 
 from .tiny import tiny_tensors
 
 VSA = VSAConfig(keep_rule="sparsity", sparsity=0.9, tile_size=64)
 
 
-def planned(**changes):
-    request = dict(width=1344, height=768, frames=124, text_tokens=300, forwards=4, config=released(gates=True),
-                   vsa=VSA, weight_bytes=0, element_size=2)
-    return plan(**(request | changes))
+GATED, DENSE = released(CONTRACTS["preview-4"]), released(CONTRACTS["base"])
+
+
+def wanted(**changes):
+    config = changes.get("config", GATED)
+    request = dict(width=1344, height=768, frames=124, text_tokens=300, forwards=4, config=config, vsa=VSA,
+                   sizes=released_sizes(config, 2), element_size=2)  # fmt: skip
+    return Wanted(**(request | changes))
+
+
+def planned(placement=RESIDENT, **changes):
+    return plan(wanted(**changes), placement)
 
 
 def test_parameters_of_the_release():
-    assert num_parameters(released(gates=False)) == 33_122_992_896
-    assert num_parameters(released(gates=True)) - num_parameters(released(gates=False)) == 1_926_758_400
+    assert num_parameters(DENSE) == 33_122_992_896
+    assert num_parameters(GATED) - num_parameters(DENSE) == 1_926_758_400
 
 
 @pytest.mark.parametrize("gates", [True, False])
@@ -29,7 +46,7 @@ def test_parameters_of_any_transformer(gates):
 
 
 def test_adaln_of_the_blocks_is_not_resident():
-    config = released(gates=True)
+    config = GATED
     assert num_parameters(config) - resident_parameters(config) == 50 * 260_209_152
 
 
@@ -50,8 +67,70 @@ def test_dense_and_partly_dense_runs():
 
 def test_activations_grow_with_the_sequence_and_not_with_the_weights():
     short, long = planned(frames=124), planned(frames=362)
-    assert 2.5 < long.activation_bytes / short.activation_bytes < 3.0
-    assert planned(weight_bytes=1).activation_bytes == short.activation_bytes
+    assert 2.5 < long.run.attention / short.run.attention < 3.0
+    assert planned(sizes=Sizes(top=1, blocks=(1,) * 50)).run == short.run
+    assert planned(width=704, height=416).run.working < short.run.working < planned(condition_tokens=2000).run.working
+    assert short.run.peak < short.run.working < 1.2 * short.run.peak
+
+
+def test_released_models_have_their_own_blocks():
+    for name, layers, adaln, heads in (
+        ("preview-4", 50, "full", 1), ("trim-8", 42, "rank", 1),
+        ("compact", 42, "full", 1), ("omniref-8", 50, "full", 32),
+    ):
+        config = released(CONTRACTS[name])
+        assert (config.num_layers, config.adaln, config.output_heads) == (layers, adaln, heads)
+        sizes = released_sizes(config, 2)
+        assert sizes.top + sum(sizes.blocks) == 2 * resident_parameters(config) and len(sizes.blocks) == layers
+
+
+def test_bytes_follow_the_placement():
+    block = 2 * num_block_parameters(GATED)
+    result = planned(Placement(streamed=tuple(range(45)), slots=2))
+    assert result.weight_bytes == released_sizes(GATED, 2).top + 7 * block
+    assert result.host_weight_bytes == result.streamed_bytes == 45 * block
+    assert result.peak_bytes == result.weight_bytes + result.run.peak
+    assert "45 of 50 blocks streamed from host memory through 2 slots, 5 resident" in result.to_text()
+    assert planned().streamed_bytes == 0 and "all 50 blocks resident" in planned().to_text()
+
+
+def test_operations_are_those_of_the_definition():
+    assert planned().teraflop == pytest.approx(1_870, rel=0.02)
+    dense = planned(vsa=None, config=DENSE)
+    pairs = 4 * dense.tokens**2 * 56 * 128 * 50 / 1e12
+    assert dense.teraflop == pytest.approx(2 * dense.tokens * 50 * num_block_parameters(DENSE) / 1e12 + pairs)
+
+
+def test_what_would_fit_does_fit():
+    long = wanted(frames=362)
+    budget = 12 * GIB
+    said = alternatives(long, budget)
+    every = Placement(streamed=tuple(range(50)), slots=2)
+    frames = int(said[0].split()[0])
+    for fits, count in ((True, frames), (False, frames + 17)):
+        result = planned(every, frames=count)
+        assert (result.weight_bytes + result.run.working <= budget) == fits
+    width, height = map(int, said[1].split()[0].split("x"))
+    small = planned(every, frames=362, width=width, height=height)
+    assert small.weight_bytes + small.run.working <= budget
+    assert alternatives(long, GIB) == []
+    assert "an int8 file" in alternatives(wanted(), 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 32 * 10**9}, r"tokens: at most 1,000,000"),
+        ({"height": 32 * 10**5}, r"tokens: at most 1,000,000"),
+        ({"frames": 17 * 10**12 + 5}, "more than 1,000,000 frames"),
+        ({"frames": 17 * 10**4 + 5}, "at most 1,000,000"),
+        ({"text_tokens": 10**12}, "at most 1,000,000"),
+        ({"text_tokens": 0}, "expected at least 1"),
+    ],
+)
+def test_absurd_sizes_are_one_error(changes, message):
+    with pytest.raises(GeometryError, match=message):
+        planned(**changes)
 
 
 def test_illegal_sizes_name_legal_ones():

@@ -1,0 +1,120 @@
+"""Device bytes of a forward beside the weights, named buffer by buffer, so that a wrong estimate shows which is wrong.
+
+S tokens, C hidden and I = heads x head channels, F feed-forward channels, N tiles. Peaks are those of torch's allocator
+(`max_memory_allocated`); what a run needs of a device is `working_bytes`.
+"""
+
+from dataclasses import asdict, dataclass
+
+from .config import PATCH, DiTConfig
+from .model.blocks import FF_ROWS
+from .model.time import BLOCK_ROWS
+from .vsa.attention import SCORE_BYTES
+
+_LIBRARIES = 64 << 20
+"""Workspaces of the matrix libraries and the runs' small tensors."""
+
+_HEADROOM = 1.06, 256 << 20
+"""Of a device's memory, for what torch's allocator cannot use between its blocks."""
+
+_GATHERED = 1 << 30
+"""What the eager backend of the sparse op gathers at once on a CUDA device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """What the sparse op works on."""
+
+    prefix: int
+    video: int
+    kept: int
+    parts: int = 1
+    """Parts of at most 64 tokens that a tile is handed to kernels in."""
+
+    @property
+    def total(self) -> int:
+        return self.prefix + self.video
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBytes:
+    """What lies on the device at once."""
+
+    tables: int
+    """AdaLN of every block and step."""
+    request: int
+    """Rotary tables, orders, latents and refined text: held for the whole run."""
+    attention: int
+    """In the attention half of a block: residual stream, normed tokens, q, k, v, gate, result and the op's own."""
+    feed_forward: int
+    """In the other half."""
+    dequantised: int
+    """A quantised weight while it is multiplied with."""
+
+    @property
+    def peak(self) -> int:
+        return self.tables + self.request + max(self.attention, self.feed_forward) + self.dequantised + _LIBRARIES
+
+    @property
+    def working(self) -> int:
+        """What a run needs free beside its weights."""
+        share, fixed = _HEADROOM
+        return int(self.peak * share) + fixed
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self) | {"peak": self.peak, "working": self.working}
+
+
+def run_bytes(
+    *,
+    tokens: int,
+    text_tokens: int,
+    video_tokens: int,
+    conditions: bool,
+    forwards: int,
+    config: DiTConfig,
+    element: int,
+    tiles: Tiles | None,
+    gated: bool,
+    eager: bool = False,
+    dequantised: int = 0,
+) -> RunBytes:
+    """Estimate one request.
+
+    Args:
+        tokens: S, conditions included; text_tokens and video_tokens are those of the prompt and of the target.
+        conditions: whether there are keyframes or references, whose clocks are their own.
+        element: bytes per activation element (2 for bf16).
+        tiles: of the sparse op; None for dense attention.
+        gated: whether the gates are not all zero.
+        eager: whether the sparse op gathers with torch alone on a CUDA device.
+        dequantised: bytes of the largest weight that is widened to be multiplied with.
+    """
+    C, inner = config.hidden_size, config.inner_dim
+    stream, heads_wide = tokens * C * element, tokens * inner * element
+    op = 0 if tiles is None else _sparse_op(tiles, config, gated) + (_GATHERED if eager else 0)
+    attention = 2 * stream + (4 + gated) * heads_wide + max(op, stream)
+    feed_forward = 3 * stream + min(tokens, FF_ROWS) * 3 * config.ffn_dim * element
+    time_rows = 4 if conditions else 2
+    return RunBytes(
+        tables=config.num_layers * forwards * time_rows * BLOCK_ROWS * C * element,
+        request=(
+            tokens * 2 * 3 * config.rope_freq_dim * element
+            + tokens * 2 * 8
+            + 6 * video_tokens * config.in_channels * PATCH * PATCH * 4
+            + text_tokens * (C + config.text_dim) * element
+        ),
+        attention=attention,
+        feed_forward=feed_forward,
+        dequantised=dequantised,
+    )
+
+
+def _sparse_op(tiles: Tiles, config: DiTConfig, gated: bool) -> int:
+    """Means of q, k and v, and of as many heads as go at a time scores, lists and coarse vectors."""
+    N, H, D = tiles.total, config.num_heads, config.head_dim
+    group = max(1, min(H, SCORE_BYTES // (4 * N * N)))
+    means = (2 + gated) * H * N * D * 4
+    scores = group * (N if gated else tiles.video) * N * 4
+    lists = group * tiles.video * tiles.parts * (tiles.prefix + tiles.kept) * tiles.parts * 4
+    return means + scores + lists + gated * group * N * D * 4

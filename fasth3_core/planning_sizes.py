@@ -1,0 +1,57 @@
+"""Parameters and bytes of a transformer from its dimensions alone."""
+
+from .config import DiTConfig
+from .contracts import Contract
+from .model.time import BLOCK_ROWS
+from .weights.placement import Sizes
+
+
+def released(contract: Contract) -> DiTConfig:
+    """Dimensions of the released model that a contract is of."""
+    trimmed = contract.name in ("trim-8", "compact")
+    rank = 16 if contract.name == "trim-8" else None
+    return DiTConfig(
+        hidden_size=5376, num_layers=42 if trimmed else 50, num_refiner_layers=2, num_heads=56, head_dim=128,
+        ffn_dim=14336, in_channels=24, audio_in_channels=32, text_dim=5120, freq_dim=256, time_embed_hidden_dim=5376,
+        time_embed_dim=2688, rope_freq_dim=16, adaln="rank" if rank else "full", adaln_rank=rank,
+        has_gates=contract.sparse, output_heads=max(1, contract.fine_steps),
+    )
+
+
+def released_sizes(config: DiTConfig, element_size: int) -> Sizes:
+    """Bytes of its weights in one dtype."""
+    block = num_block_parameters(config) * element_size
+    top = resident_parameters(config) * element_size - config.num_layers * block
+    return Sizes(top=top, blocks=(block,) * config.num_layers)
+
+
+def num_parameters(config: DiTConfig) -> int:
+    """Of a transformer, the AdaLN of every block included."""
+    C = config.hidden_size
+    refiner_block = num_block_parameters(config) - config.has_gates * config.inner_dim * C
+    adaln_in = _adaln_inputs(config)
+    block = num_block_parameters(config) + BLOCK_ROWS * C * (adaln_in + 1)
+    rows = config.video_row_dim + config.audio_in_channels
+    patches = rows * C + 2 * C + config.output_heads * rows * (C + 1)
+    time_hidden = config.time_embed_hidden_dim
+    time = time_hidden * (config.freq_dim + 1) + config.time_embed_dim * (time_hidden + 1)
+    time += (config.adaln_rank or 0) * config.time_embed_dim * (config.adaln == "rank")
+    rest = patches + C * (config.text_dim + 1) + time * (config.adaln != "curve") + 2 * C + 2 * C * (adaln_in + 1)
+    return config.num_layers * block + config.num_refiner_layers * refiner_block + rest
+
+
+def num_block_parameters(config: DiTConfig) -> int:
+    """Of a main block without its AdaLN."""
+    C, inner = config.hidden_size, config.inner_dim
+    attention = (4 + config.has_gates) * inner * C + 2 * config.head_dim
+    return attention + 3 * config.ffn_dim * C + 2 * C
+
+
+def resident_parameters(config: DiTConfig) -> int:
+    """Without the AdaLN of the main blocks, which is read for its tables and not kept."""
+    adaln = BLOCK_ROWS * config.hidden_size * (_adaln_inputs(config) + 1)
+    return num_parameters(config) - config.num_layers * adaln
+
+
+def _adaln_inputs(config: DiTConfig) -> int:
+    return config.adaln_rank or config.time_embed_dim
