@@ -9,11 +9,13 @@ import torch
 
 from ..fasth3_core.checkpoint.audio_names import plan_audio_vae
 from ..fasth3_core.checkpoint.component import open_component
+from ..fasth3_core.checkpoint.kinds import Entry
 from ..fasth3_core.checkpoint.load import AUDIO_VAE_FOLDERS, VIDEO_VAE_FOLDERS, load_audio_vae, load_video_vae
 from ..fasth3_core.checkpoint.vae_names import plan_video_vae
 from ..fasth3_core.vae import AudioVAE, VideoVAE
 from ..fasth3_core.vae.chunks import CLIP_FRAMES, DECODED_FRAMES
 from ..fasth3_core.vae.run import AUTO_TILE_BATCH
+from ..fasth3_core.vae.video import FP8
 
 _ENCODER = ("encoder.", "quant_conv.")
 _TILE_BYTES = 160 << 20
@@ -33,7 +35,7 @@ class VaePair:
         self._paths, self._dtype = (video_path, audio_path), dtype
         video = plan_video_vae(open_component(video_path, VIDEO_VAE_FOLDERS))
         audio = plan_audio_vae(open_component(audio_path, AUDIO_VAE_FOLDERS))
-        self._video_values = sum(math.prod(s) for name, s in video.shapes.items() if not name.startswith(_ENCODER))
+        self._video = [entry for name, entry in video.entries.items() if not name.startswith(_ENCODER)]
         self._audio_values = sum(math.prod(shape) for shape in audio.shapes.values())
         self._loaded: tuple[VideoVAE, AudioVAE] | None = None
 
@@ -51,7 +53,13 @@ class VaePair:
 
     def nbytes(self, device: torch.device) -> int:
         wide = self._dtype == "fp32" or (self._dtype == "auto" and device.type == "cpu")
-        return self._video_values * (4 if wide else 2) + self._audio_values * 4
+        plain = torch.float32 if wide else torch.float16  # as many bytes as bf16; int8 stays int8
+        video = sum(entry.nbytes(FP8 if self._is_block(entry) else plain) for entry in self._video)
+        return video + self._audio_values * 4
+
+    def _is_block(self, entry: Entry) -> bool:
+        """Whether FP8 is asked for, and this is a matrix that it is made of."""
+        return self._dtype == "fp8" and len(entry.shape) == 2
 
     def working_bytes(self, tile_batch: int, height: int, width: int) -> int:
         """Bytes that decoding a canvas takes beside the weights, whatever its length."""

@@ -120,8 +120,9 @@ class VideoVAE:
 
         Args:
             latent: normalised [1, 24, T, h, w], any device, T >= 1.
-            tile_batch: tiles a decoder call; 0 = 4 on CUDA, fewer if memory runs out, and 1 elsewhere. The CPU always
-                runs tiles one by one, so that the pixels do not depend on it there; on a GPU they do by at most 1/255.
+            tile_batch: most tiles of a decoder call; 0 = 7 on CUDA, fewer if memory runs out, and 1 elsewhere. The CPU
+                always runs tiles one by one, so that the pixels do not depend on it there; on a GPU they do by at most
+                1/255.
             on_chunk: called as (tiles done, tiles in all) after every decoder call.
             check_interrupt: called before every decoder call; what it raises passes through.
 
@@ -175,7 +176,8 @@ class VideoVAE:
         todo = [(r, c) for r in range(len(rows.starts)) for c in range(len(columns.starts))]
         while todo:
             run.check_interrupt()
-            batch = todo[: run.tiles]
+            # calls of one size: the last one of a clip is not left with a tile or two
+            batch = todo[: math.ceil(len(todo) / math.ceil(len(todo) / run.tiles))]
             views = [raw_THWC[:, rows.tile(r), columns.tile(c)] for r, c in batch]
             try:
                 with exact_fp32(self.device):
