@@ -71,7 +71,7 @@ class PinnedPool:
                 block.pinned_bytes += tensor.nbytes
 
     def _lock(self, tensor: torch.Tensor) -> bool:
-        if torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 1) != 0:
+        if int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 1)) != 0:
             self._limit = self.nbytes  # the system gives no more; what is there stays
             _forget_error(self._device)
             return False
