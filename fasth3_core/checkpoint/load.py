@@ -1,5 +1,6 @@
 """From a path to a handle: headers are checked now, values are read when they are needed, straight to their device."""
 
+import json
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import torch
 from ...kernels.fp8_linear import fp8_why_not
 from ..config import DiTConfig
 from ..contracts import against_record, chosen_by, infer
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from ..model.handle import H3Model
 from ..vae import AudioVAE, VideoVAE
 from ..vae.video import FP8
@@ -32,6 +33,9 @@ AUDIO_VAE_FOLDERS = ("audio_vae",)
 RECORD = "fastvideo_inference.json"
 """Beside the weights or at the root of a release: the contract that a student was distilled for."""
 
+RECORD_KEY = "fasth3.contract"
+"""Header metadata in which a file made by `quantize` carries the same fields, as JSON."""
+
 
 def load_model(
     path: str | Path, *, contract: str = "auto", dtype: str = "auto", layout: str = "auto"
@@ -40,7 +44,8 @@ def load_model(
 
     Args:
         contract: "auto", or a name of `contracts.CONTRACTS`.
-        dtype: "auto", "bf16", "fp16" or "fp32"; decided when the weights move to a device.
+        dtype: "auto", "bf16", "fp16" or "fp32"; decided when the weights move to a device. "fp8" quantises the blocks'
+            projections as they are read and is "auto" for the rest.
         layout: "auto", or a name of `names.LAYOUTS`; needed for fused shards outside the official folder tree.
 
     Loading the same files again, with the same dtype and layout, gives a handle on the same store while it is in use.
@@ -94,8 +99,17 @@ def open_store(opened: Opened) -> ResidentStore:
 def recorded_contract(component: Component) -> Mapping[str, Any] | None:
     """Fields of `fastvideo_inference.json` in the component's folder or the one above, which is the release's root.
 
-    A single file takes the one beside it only where it is alone in its folder.
+    A single file takes the one beside it only where it is alone in its folder. A file that this package made from a
+    recorded model has the fields in its header.
     """
+    if RECORD_KEY in component.metadata:
+        try:
+            fields = json.loads(component.metadata[RECORD_KEY])
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise CheckpointError(f"{component.label}: {RECORD_KEY} in its header is no JSON object.")
+        return fields
     folders = [component.folder, component.folder.parent] if component.root.is_dir() else []
     if not folders and len(list(component.folder.glob("*.safetensors"))) == 1:
         folders = [component.folder]
