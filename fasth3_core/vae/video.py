@@ -21,6 +21,7 @@ from .video_decoder import PATCH, ViTDecoder, read_decoder
 from .video_encoder import LOGVAR_RANGE, VideoEncoder, read_encoder
 
 FP8 = torch.float8_e4m3fn
+NO_ENCODER = "this video VAE file holds a decoder only. To encode, load one with `encoder.*` tensors."
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, FP8)
 
 
@@ -28,7 +29,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, FP8)
 class VideoVAE:
     """Weights on one device; latents_mean and latents_std are [24]. Immutable: `to` makes another."""
 
-    decoder: ViTDecoder
+    decoder: ViTDecoder | None
+    """None where only the encoder was read."""
     encoder: VideoEncoder | None
     latents_mean: torch.Tensor
     latents_std: torch.Tensor
@@ -42,6 +44,7 @@ class VideoVAE:
         device: torch.device | str = "cpu",
         *,
         head_dim: int = 64,
+        only: str = "",
     ) -> "VideoVAE":
         """Build from diffusers names; every size comes from the shapes.
 
@@ -52,6 +55,7 @@ class VideoVAE:
                 float8_e4m3fn quantises the blocks' linears by rows, for twice the speed of fp16 where the GPU has it;
                 the rest is bf16 then.
             head_dim: of the decoder, which no tensor tells.
+            only: "decoder" or "encoder" to read no more than that; "" reads what there is.
 
         A file without an encoder decodes; its encode() raises. Raises CheckpointError, ConfigError.
         """
@@ -59,22 +63,26 @@ class VideoVAE:
             raise ConfigError("dtype", dtype, f"one of {list(DTYPES)}", "Use float16 on a GPU, float32 anywhere.")
         device = torch.device(device)
         reader = tensors.Reader(tensors_by_name, "video VAE", device)
-        with exact_fp32(device):  # the caller's autocast would recast what is joined
-            form, wide = ("fp8", torch.bfloat16) if dtype == FP8 else ("", dtype)
-            decoder = read_decoder(reader, wide, head_dim, form)
+        form, wide = ("fp8", torch.bfloat16) if dtype == FP8 else ("", dtype)
         has_encoder = any(name.startswith("encoder.") for name in tensors_by_name)
-        encoder = read_encoder(reader) if has_encoder else None
-        if encoder is not None and encoder.latent_channels != decoder.latent_channels:
+        with exact_fp32(device):  # the caller's autocast would recast what is joined
+            decoder = None if only == "encoder" else read_decoder(reader, wide, head_dim, form)
+        encoder = read_encoder(reader) if has_encoder and only != "decoder" else None
+        if only == "encoder" and encoder is None:
+            raise CheckpointError(NO_ENCODER)
+        channels = {part.latent_channels for part in (decoder, encoder) if part is not None}
+        if len(channels) > 1:
             raise CheckpointError(
                 f"video VAE: the encoder makes {encoder.latent_channels} channels, "
                 f"the decoder takes {decoder.latent_channels}"
             )
-        mean, std = latents.statistics(reader, latents.VIDEO_MEAN, latents.VIDEO_STD, decoder.latent_channels)
+        mean, std = latents.statistics(reader, latents.VIDEO_MEAN, latents.VIDEO_STD, channels.pop())
         return cls(decoder, encoder, mean, std, device)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.decoder.dtype
+        """Of the decoder; the encoder is fp32."""
+        return torch.float32 if self.decoder is None else self.decoder.dtype
 
     @property
     def nbytes(self) -> int:
@@ -129,6 +137,8 @@ class VideoVAE:
         Raises GeometryError for a latent of another form, ConfigError for a negative tile_batch; after the last chunk,
         FastH3Error if a clip was not finite.
         """
+        if self.decoder is None:
+            raise CheckpointError("of this video VAE only the encoder was read: it cannot decode")
         channels = self.decoder.latent_channels
         if latent.ndim != 5 or latent.shape[:2] != (1, channels):
             raise GeometryError(f"a video latent of shape {list(latent.shape)}: expected [1, {channels}, T, h, w]")
@@ -201,21 +211,28 @@ class VideoVAE:
         on_chunk: Progress | None = None,
         check_interrupt: Callable[[], None] = nothing,
     ) -> torch.Tensor:
-        """Raw posterior mean [1, 24, t, H/16, W/16] fp32 of pixels [1, 3, F, H, W] in [0, 1], on the pixels' device.
+        """Raw posterior mean [1, 24, t, H/16, W/16] fp32 of pixels [1, 3, F, H, W], on the pixels' device.
 
-        One frame gives one latent; F >= 2 frames are filled up to a multiple of 17 with the last one and give
-        5 latents per 17, less 3. Raises GeometryError, CheckpointError if the file holds no encoder.
+        Pixels are floats in [0, 1] or uint8; 17 frames at a time go to the VAE's device. One frame gives one latent;
+        F >= 2 frames are filled up to a multiple of 17 with the last one and give 5 latents per 17, less 3. Raises
+        GeometryError, CheckpointError if the file holds no encoder.
         """
         return self.encode_moments(pixels, on_chunk=on_chunk, check_interrupt=check_interrupt)[0]
 
     def keyframe_latent(self, pixels: torch.Tensor, seed: int = 42) -> torch.Tensor:
-        """Normalised latent [1, 24, 1, h, w] of one frame [1, 3, 1, H, W], sampled as FastVideo does for conditions:
-        posterior noise from a fresh CPU generator, rounded through fp16, then normalised."""
+        """`condition_latent` of one frame [1, 3, 1, H, W], as [1, 24, 1, h, w]."""
         if pixels.ndim != 5 or pixels.shape[2] != 1:
             raise GeometryError(f"keyframe pixels of shape {list(pixels.shape)}: expected [1, 3, 1, H, W]")
+        return self.condition_latent(pixels, seed)
+
+    def condition_latent(
+        self, pixels: torch.Tensor, seed: int = 42, *, check_interrupt: Callable[[], None] = nothing
+    ) -> torch.Tensor:
+        """Normalised latent of frames [1, 3, F, H, W], sampled as FastVideo does for conditions: posterior noise from a
+        fresh CPU generator, rounded through fp16, then normalised."""
         generator = torch.Generator("cpu").manual_seed(seed)
-        sample = latents.sample_posterior(*self.encode_moments(pixels), generator)
-        return self.normalise(sample.half().float())
+        moments = self.encode_moments(pixels, check_interrupt=check_interrupt)
+        return self.normalise(latents.sample_posterior(*moments, generator).half().float())
 
     def encode_moments(
         self,
@@ -226,9 +243,7 @@ class VideoVAE:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and log variance (clamped to -30 ... 20), raw, as encode()."""
         if self.encoder is None:
-            raise CheckpointError(
-                "this video VAE file holds a decoder only. To encode, load one with `encoder.*` tensors."
-            )
+            raise CheckpointError(NO_ENCODER)
         if pixels.ndim != 5 or pixels.shape[:2] != (1, PATCH[0]) or not pixels.shape[2]:
             raise GeometryError(f"pixels of shape {list(pixels.shape)}: expected [1, {PATCH[0]}, F >= 1, H, W]")
         if min(pixels.shape[3:]) < 2 * STEP:
@@ -241,6 +256,7 @@ class VideoVAE:
         for clip in range(clips):
             first = clip * chunks.CLIP_FRAMES
             part = pixels.detach()[:, :, first : first + chunks.CLIP_FRAMES].to(self.device)
+            part = part.float() / 255 if part.dtype == torch.uint8 else part.float()
             if frames > 1:
                 part = F.pad(part, (0, 0, 0, 0, 0, chunks.CLIP_FRAMES - part.shape[2]), mode="replicate")
             parts.append(self._encode_clip(latents.from_pixels(part), rows, columns, run))

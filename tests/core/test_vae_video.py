@@ -73,6 +73,32 @@ def test_every_case_of_the_file_was_tested(recorded):
     assert cases == {"encode0", "keyframe", *(f"decode{i}" for i in range(5))}
 
 
+def test_bytes_are_the_same_pixels(vae):
+    frames = torch.randint(0, 256, (1, 3, 5, 32, 32), dtype=torch.uint8)
+    assert torch.equal(vae.encode(frames), vae.encode(frames.float() / 255))
+
+
+def test_an_encoder_alone(weights, vae, recorded):
+    """What keyframes need: no decoder in memory, and not even in the file."""
+    alone = VideoVAE.from_tensors(weights, only="encoder")
+    assert alone.decoder is None and alone.dtype == torch.float32 and alone.nbytes < vae.nbytes
+    pixels = recorded["keyframe.pixels"]
+    assert torch.equal(alone.keyframe_latent(pixels), vae.keyframe_latent(pixels))
+    with pytest.raises(CheckpointError, match="only the encoder was read"):
+        alone.decode(recorded["decode0.latent"])
+    with pytest.raises(CheckpointError, match="decoder only"):
+        VideoVAE.from_tensors({n: t for n, t in weights.items() if n.startswith(("decoder.", "post_"))}, only="encoder")
+    assert VideoVAE.from_tensors(weights, only="decoder").encoder is None
+
+
+def test_a_clip_as_a_condition_is_a_seeded_sample(vae, recorded):
+    pixels = recorded["encode0.pixels"]
+    mean, logvar = vae.encode_moments(pixels)
+    noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(42))
+    expected = vae.normalise((mean + (logvar / 2).exp() * noise).half().float())
+    torch.testing.assert_close(vae.condition_latent(pixels), expected, atol=1e-6, rtol=0)
+
+
 def test_keyframe_latent_is_a_seeded_sample_through_fp16(vae, recorded):
     mean, logvar = vae.encode_moments(recorded["keyframe.pixels"])
     noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(42))
