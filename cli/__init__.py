@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": "make a tiny model, run the shipped preview graph on it, and check the MP4 it writes",
     "doctor": "show versions, devices and which kernels can run here",
     "inspect": "say what a model file or folder is, from its headers alone",
+    "quantize": "write a transformer in 8 bits: int8 ConvRot or fp8, with what each layer loses",
     "plan": "tokens, tiles and memory of a request, before anything is loaded",
     "verify": "compare this machine's results with recorded ones: a self-test after installing",
     "submit": "send an API-format graph to a running ComfyUI, follow it and fetch its files",

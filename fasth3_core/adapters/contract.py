@@ -27,7 +27,7 @@ def record(adapter: Adapter) -> Mapping[str, Any] | None:
     if "dmd_denoising_steps" in adapter.metadata:
         return {key: _value(text) for key, text in adapter.metadata.items()}
     name = student(adapter)
-    return None if name is None else _as_record(CONTRACTS[name], adapter.metadata["finetuned_model"])
+    return None if name is None else as_record(CONTRACTS[name], adapter.metadata["finetuned_model"])
 
 
 def student(adapter: Adapter) -> str | None:
@@ -43,7 +43,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _as_record(contract: Contract, model_id: str) -> Mapping[str, Any]:
+def as_record(contract: Contract, model_id: str) -> Mapping[str, Any]:
+    """The fields by which `infer` finds the contract again."""
     return {
         "model_id": model_id,
         "dmd_denoising_steps": list(contract.rungs),

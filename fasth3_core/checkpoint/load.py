@@ -117,12 +117,15 @@ def recorded_contract(component: Component) -> Mapping[str, Any] | None:
     return None if found is None else read_json(found)
 
 
-def load_video_vae(path: str | Path, dtype: str | torch.dtype = "auto", device: torch.device | str = "cpu") -> VideoVAE:
+def load_video_vae(
+    path: str | Path, dtype: str | torch.dtype = "auto", device: torch.device | str = "cpu", *, only: str = ""
+) -> VideoVAE:
     """Open the video VAE and read it to `device`.
 
     Args:
         dtype: of the decoder's products. "auto" is fp16 on an accelerator and fp32 on the CPU; "fp8" quantises those
             of the blocks when they are read, for an NVIDIA GPU that has float8.
+        only: "decoder" or "encoder" to read no more than that.
 
     Raises:
         CheckpointError: not a whole video VAE, or one whose decoder is not known how to run.
@@ -132,7 +135,7 @@ def load_video_vae(path: str | Path, dtype: str | torch.dtype = "auto", device: 
     plan = vae_names.plan_video_vae(component)
     head_dim = vae_names.decoder_head_dim(component.config)
     with _lazy(component, plan, device) as tensors:
-        return VideoVAE.from_tensors(tensors, _vae_dtype(dtype, device), device, head_dim=head_dim)
+        return VideoVAE.from_tensors(tensors, _vae_dtype(dtype, device), device, head_dim=head_dim, only=only)
 
 
 def load_audio_vae(path: str | Path, device: torch.device | str = "cpu") -> AudioVAE:
