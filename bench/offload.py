@@ -104,13 +104,15 @@ def compare_plan(model, sizes) -> list[dict]:
     plan = package("fasth3_core.planning").plan
     rows = []
     for size in sizes:
+        empty()
         _, seconds, peak = run(model, size, 1)
+        reserved = torch.cuda.max_memory_reserved()
         planned = plan(wanted_of(model, size, 1))
         beside = peak - planned.weight_bytes
         rows.append({
             "size": "x".join(map(str, size)), "measured_gib": gib(peak), "planned_gib": gib(planned.peak_bytes),
             "activations_gib": gib(beside), "planned_activations_gib": gib(planned.run.peak),
-            "forward_s": round(seconds[0], 3), "parts_gib": {k: gib(v) for k, v in planned.run.to_dict().items()},
+            "reserved_gib": gib(reserved), "forward_s": round(seconds[0], 3), "parts_gib": {k: gib(v) for k, v in planned.run.to_dict().items()},
         })  # fmt: skip
     return rows
 

@@ -11,11 +11,11 @@ from .model.blocks import FF_ROWS
 from .model.time import BLOCK_ROWS
 from .vsa.attention import SCORE_BYTES
 
-_LIBRARIES = 64 << 20
-"""Workspaces of the matrix libraries and the runs' small tensors."""
+_LIBRARIES = 192 << 20
+"""Workspaces of the matrix libraries and small tensors: between 0 and 0.25 GB are measured beside the buffers below."""
 
-_HEADROOM = 1.06, 256 << 20
-"""Of a device's memory, for what torch's allocator cannot use between its blocks."""
+_HEADROOM = 1.10, 512 << 20
+"""For what torch's allocator cannot use between its blocks: with 6 % and 0.25 GiB a capped run failed."""
 
 _GATHERED = 1 << 30
 """What the eager backend of the sparse op gathers at once on a CUDA device."""

@@ -122,6 +122,7 @@ def prepare(
         check_interrupt()
         return tuple(block_table(f, weights, dtype) for f in features)
 
+    tables = store.block_tables(tuple(tuple(step.times.tolist()) for step in steps), tables_of_block)
     return Prepared(
         layout=layout,
         ops=ops,
@@ -129,7 +130,7 @@ def prepare(
         conditions=conditions,
         rope=blocks.rope_table(positions, inv_freq, dtype),
         steps=tuple(steps),
-        tables=store.block_tables(tuple(tuple(step.times.tolist()) for step in steps), tables_of_block),
+        tables=tables,
         final=tuple(final_table(f, top) for f in features),
         heads=heads_of_steps(top, bank, store.head_form, len(steps)),
         gated=store.gated() if use_gates else (False,) * config.num_layers,

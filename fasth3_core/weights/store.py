@@ -255,6 +255,10 @@ class ResidentStore:
                     while len(self._tables) >= _KEPT_TABLES:
                         del self._tables[next(iter(self._tables))]
                     self._tables[kept] = _moved(built, torch.device("cpu"))
+                    del built
+                    if placed.device.type == "cuda":
+                        # else the run's tensors settle in the room of AdaLN weights and keep torch from giving it up
+                        torch.cuda.empty_cache()
                 placed.tables.clear()
                 placed.tables[key] = _moved(self._tables[kept], placed.device)
             return placed.tables[key]
