@@ -3,6 +3,7 @@
 from ._host import ComfyExtension, io
 from .conditioning import FastH3EmptyLatent, FastH3LoadPromptEmbeds, FastH3SavePromptEmbeds
 from .decoding import FastH3Decode
+from .keyframes import FastH3Keyframes
 from .loading import FastH3LoadModel, FastH3LoadVAE
 from .offload import FastH3Offload
 from .sampling import FastH3Sampler
@@ -20,6 +21,7 @@ NODES: list[type[io.ComfyNode]] = [
     FastH3SavePromptEmbeds,
     FastH3LoadPromptEmbeds,
     FastH3Offload,
+    FastH3Keyframes,
 ]
 
 

@@ -75,6 +75,22 @@ def write(prompt: Prompt) -> list[list[Any]]:
     return [[prompt.text_states, extra]]
 
 
+def with_keyframes(conditioning: Any, latents: dict[int, torch.Tensor]) -> list[list[Any]]:
+    """The conditioning with more keyframes, normalised latents [1, 24, t, h, w] by frame; the given one stays as it is.
+
+    Raises:
+        ContractError: not a single prompt, or one that has a keyframe at one of these frames.
+    """
+    text_states, extra = _single_entry(conditioning)
+    present = _entries(extra, KEYFRAMES)
+    taken = {entry.get("resolved_frame_index") for entry in present} & latents.keys()
+    if taken:
+        raise ContractError(f"the conditioning has a keyframe at frame {min(taken)} already. Leave one of them out.")
+    added = [_keyframe_entry(Keyframe(latent=latent, frame=frame)) for frame, latent in latents.items()]
+    tags = extra.get(TOKEN_TAGS, torch.ones(text_states.shape[1], dtype=torch.int64, device="cpu"))
+    return [[text_states, {**extra, TOKEN_TAGS: tags, KEYFRAMES: [*present, *added]}]]
+
+
 def _single_entry(conditioning: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     entries = conditioning if isinstance(conditioning, (list, tuple)) else []
     well_formed = all(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +22,8 @@ _TILE_BYTES = 160 << 20
 _PIXEL_BYTES = 3 * (DECODED_FRAMES * 2 + 2 * CLIP_FRAMES * 4)
 """Per pixel of the canvas: a clip of 28 frames in fp16, and its 17 finished frames in fp32, twice while one leaves."""
 _SPARE_BYTES = 512 << 20
+_ENCODE_BYTES = 1 << 30
+"""One frame of 256 x 256 pixels, 128 channels wide, in fp32: 34 MB a tensor, some of them and a convolution's own."""
 
 
 class VaePair:
@@ -38,6 +39,9 @@ class VaePair:
         self._video = [entry for name, entry in video.entries.items() if not name.startswith(_ENCODER)]
         self._audio_values = sum(math.prod(shape) for shape in audio.shapes.values())
         self._loaded: tuple[VideoVAE, AudioVAE] | None = None
+        encoder = [math.prod(shape) for name, shape in video.shapes.items() if name.startswith(_ENCODER)]
+        self.encoder = VaeEncoder(video_path, 4 * sum(encoder)) if encoder else None
+        """What encodes pictures, brought to a device for itself; None in a file without."""
 
     @property
     def video(self) -> VideoVAE:
@@ -75,14 +79,52 @@ class VaePair:
         if self.location == device:
             return
         self.release()
-        # nothing here encodes: without the video encoder's 0.7 GB
-        video = replace(load_video_vae(self._paths[0], self._dtype, device), encoder=None)
+        video = load_video_vae(self._paths[0], self._dtype, device, only="decoder")
         if check_interrupt is not None:
             check_interrupt()
         audio = load_audio_vae(self._paths[1], device)
         self._loaded = (video, audio)
         if progress is not None:
             progress(self.nbytes(device), self.nbytes(device))
+
+    def release(self) -> None:
+        self._loaded = None
+
+
+class VaeEncoder:
+    """The encoder of a video VAE, in fp32. Implements `_host.Resident`; `video` exists while it is on a device."""
+
+    def __init__(self, path: Path, nbytes: int):
+        self._path, self._nbytes = path, nbytes
+        self._loaded: VideoVAE | None = None
+
+    @property
+    def video(self) -> VideoVAE:
+        return self._loaded
+
+    @property
+    def location(self) -> torch.device | None:
+        return None if self._loaded is None else self._loaded.device
+
+    def nbytes(self, device: torch.device) -> int:
+        return self._nbytes
+
+    def working_bytes(self) -> int:
+        """Bytes that encoding one tile of one picture takes beside the weights."""
+        return _ENCODE_BYTES
+
+    def materialise(
+        self,
+        device: torch.device,
+        progress: Callable[[int, int], None] | None = None,
+        check_interrupt: Callable[[], None] | None = None,
+    ) -> None:
+        if self.location == device:
+            return
+        self.release()
+        self._loaded = load_video_vae(self._path, "fp32", device, only="encoder")
+        if progress is not None:
+            progress(self._nbytes, self._nbytes)
 
     def release(self) -> None:
         self._loaded = None

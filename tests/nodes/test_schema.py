@@ -56,10 +56,19 @@ EXPECTED = {
         [],
     ),
     "FastH3LoadPromptEmbeds": ([("file", "COMBO", None)], ["CONDITIONING"]),
+    "FastH3Keyframes": (
+        [
+            ("positive", "CONDITIONING", None), ("vae", "FASTH3_VAE", None), ("latent", "LATENT", None),
+            ("first_frame", "IMAGE", None), ("last_frame", "IMAGE", None), ("fit", "COMBO", "cover"),
+            ("alpha", "COMBO", "drop"), ("posterior", "COMBO", "sample"),
+        ],
+        ["CONDITIONING"],
+    ),
 }
 OPTIONAL = {
     ("FastH3Sampler", "vsa"), ("FastH3Sampler", "offload"), ("FastH3SavePreview", "audio"),
     ("FastH3SavePreview", "report"), ("FastH3EmptyLatent", "aspect"), ("FastH3EmptyLatent", "megapixels"),
+    *(("FastH3Keyframes", name) for name in ("first_frame", "last_frame", "fit", "alpha", "posterior")),
 }
 
 

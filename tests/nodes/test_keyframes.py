@@ -1,0 +1,111 @@
+"""Mirrors nodes/keyframes.py: pictures become keyframes of the prompt, with the encoder alone in memory."""
+
+import pytest
+import torch
+from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, ContractError
+from comfyui_fasth3.fasth3_core.vae import VideoVAE
+from comfyui_fasth3.nodes import _conditioning
+from safetensors.torch import load_file, save_file
+
+HEIGHT, WIDTH = 64, 96
+
+
+@pytest.fixture(scope="module")
+def weights(golden_dir):
+    recorded = load_file(golden_dir / "video_vae.safetensors")
+    return {n.removeprefix("weights."): t.float() for n, t in recorded.items() if n.startswith("weights.")}
+
+
+@pytest.fixture
+def whole_vae(run, bundle, weights):
+    """A video VAE with an encoder, which the demo's has not."""
+    save_file(weights, bundle.root / "models" / "vae" / "whole.safetensors")
+    return run("FastH3LoadVAE", video_vae="whole.safetensors", audio_vae=bundle.names.audio_vae, dtype="auto").args[0]
+
+
+@pytest.fixture
+def canvas(run):
+    """22 frames of 96 x 64."""
+    return run("FastH3EmptyLatent", width=WIDTH, height=HEIGHT, seconds=0.9).args[0]
+
+
+def picture(height=HEIGHT, width=WIDTH, channels=3):
+    return torch.rand(1, height, width, channels).mul(255).round() / 255
+
+
+def test_both_ends(run, whole_vae, canvas, positive, weights):
+    first, last = picture(), picture()
+    inputs = {"positive": positive, "vae": whole_vae, "latent": canvas}
+    made = run("FastH3Keyframes", **inputs, first_frame=first, last_frame=last).args[0]
+    prompt = _conditioning.read(made)
+    assert [k.frame for k in prompt.keyframes] == [0, 21]
+    vae = VideoVAE.from_tensors(weights)
+    for image, keyframe in zip((first, last), prompt.keyframes, strict=True):
+        expected = vae.keyframe_latent(image.permute(3, 0, 1, 2)[None])
+        torch.testing.assert_close(keyframe.latent, expected, rtol=0, atol=1e-5)
+    assert torch.equal(prompt.text_states, positive[0][0])
+    assert _conditioning.KEYFRAMES not in positive[0][1]
+    assert whole_vae.location is None and whole_vae.encoder.video.decoder is None
+
+
+def test_the_mean_is_what_comfyui_takes(run, whole_vae, canvas, positive, weights):
+    last = picture()
+    made = run("FastH3Keyframes", positive=positive, vae=whole_vae, latent=canvas, last_frame=last, posterior="mean")
+    (keyframe,) = _conditioning.read(made.args[0]).keyframes
+    vae = VideoVAE.from_tensors(weights)
+    expected = vae.normalise(vae.encode(last.permute(3, 0, 1, 2)[None]))
+    assert keyframe.frame == 21
+    torch.testing.assert_close(keyframe.latent, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fit", "columns"), [("cover", slice(64, 160)), ("stretch", slice(None))])
+def test_fit(run, whole_vae, canvas, positive, fit, columns, weights):
+    """A picture that is wider than the canvas: its middle, or all of it."""
+    wide = picture(HEIGHT, WIDTH + 128)
+    made = run("FastH3Keyframes", positive=positive, vae=whole_vae, latent=canvas, first_frame=wide, fit=fit)
+    (keyframe,) = _conditioning.read(made.args[0]).keyframes
+    vae = VideoVAE.from_tensors(weights)
+    middle = vae.keyframe_latent(wide[:, :, 64:160].permute(3, 0, 1, 2)[None])
+    assert (fit == "cover") == torch.allclose(keyframe.latent, middle, rtol=0, atol=1e-5)
+    assert keyframe.latent.shape == (1, 24, 1, HEIGHT // 16, WIDTH // 16)
+
+
+@pytest.mark.parametrize(("alpha", "same_as"), [("drop", None), ("white", 1.0), ("black", 0.0)])
+def test_alpha(run, whole_vae, canvas, positive, alpha, same_as):
+    rgba = torch.cat([picture(), torch.zeros(1, HEIGHT, WIDTH, 1)], dim=-1)
+    plain = rgba[..., :3] if same_as is None else torch.full((1, HEIGHT, WIDTH, 3), same_as)
+    made = [
+        run("FastH3Keyframes", positive=positive, vae=whole_vae, latent=canvas, first_frame=image, alpha=alpha).args[0]
+        for image in (rgba, plain)
+    ]
+    actual, expected = (_conditioning.read(each).keyframes[0].latent for each in made)
+    assert torch.equal(actual, expected)
+
+
+def test_the_sampler_takes_them(run, model, whole_vae, canvas, positive):
+    """And they matter: another picture gives another video."""
+    inputs = {"model": model, "latent": canvas, "seed": 1}
+    videos = []
+    for image in (picture(), 1 - picture()):
+        made = run("FastH3Keyframes", positive=positive, vae=whole_vae, latent=canvas, first_frame=image).args[0]
+        output = run("FastH3Sampler", positive=made, **inputs)
+        videos.append(output.args[0]["samples"].unbind()[0])
+        assert "keyframes" in output.args[1].to_text()
+    assert not torch.equal(*videos)
+
+
+def test_no_picture_passes_the_prompt_on(run, whole_vae, canvas, positive):
+    assert run("FastH3Keyframes", positive=positive, vae=whole_vae, latent=canvas).args[0] is positive
+
+
+def test_what_is_refused(run, whole_vae, vae, canvas, positive):
+    inputs = {"positive": positive, "vae": whole_vae, "latent": canvas}
+    once = run("FastH3Keyframes", **inputs, first_frame=picture()).args[0]
+    with pytest.raises(ContractError, match="a keyframe at frame 0 already"):
+        run("FastH3Keyframes", **{**inputs, "positive": once}, first_frame=picture())
+    both = run("FastH3Keyframes", **{**inputs, "positive": once}, last_frame=picture()).args[0]
+    assert len(_conditioning.read(both).keyframes) == 2
+    with pytest.raises(ConfigError, match=r"frame 21=.*\[1, 64, 96, 1\]"):
+        run("FastH3Keyframes", **inputs, last_frame=picture(channels=1))
+    with pytest.raises(CheckpointError, match="decoder only"):
+        run("FastH3Keyframes", **{**inputs, "vae": vae}, first_frame=picture())
