@@ -112,7 +112,8 @@ def compare_plan(model, sizes) -> list[dict]:
         rows.append({
             "size": "x".join(map(str, size)), "measured_gib": gib(peak), "planned_gib": gib(planned.peak_bytes),
             "activations_gib": gib(beside), "planned_activations_gib": gib(planned.run.peak),
-            "reserved_gib": gib(reserved), "forward_s": round(seconds[0], 3), "parts_gib": {k: gib(v) for k, v in planned.run.to_dict().items()},
+            "reserved_gib": gib(reserved), "forward_s": round(seconds[0], 3),
+            "parts_gib": {k: gib(v) for k, v in planned.run.to_dict().items()},
         })  # fmt: skip
     return rows
 

@@ -70,7 +70,7 @@ def test_activations_grow_with_the_sequence_and_not_with_the_weights():
     assert 2.5 < long.run.attention / short.run.attention < 3.0
     assert planned(sizes=Sizes(top=1, blocks=(1,) * 50)).run == short.run
     assert planned(width=704, height=416).run.working < short.run.working < planned(condition_tokens=2000).run.working
-    assert short.run.peak < short.run.working < 1.2 * short.run.peak
+    assert short.run.peak < short.run.working < 1.3 * short.run.peak
 
 
 def test_released_models_have_their_own_blocks():
