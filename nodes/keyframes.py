@@ -23,8 +23,8 @@ class FastH3Keyframes(io.ComfyNode):
             display_name="FastH3 Keyframes",
             category=CATEGORY,
             description="Adds a first and a last picture to an encoded prompt. Needs the video VAE and no text "
-            "encoder: the prompt may come from a file. FastH3 Sampler and ComfyUI's own sampler both take the result. Students "
-            "but Omni were distilled for text alone, and the report says so.",
+            "encoder: the prompt may come from a file. FastH3 Sampler and ComfyUI's own sampler both take the result. "
+            "Students but Omni were distilled for text alone, and the report says so.",
             inputs=[
                 io.Conditioning.Input("positive", tooltip="From a text encoder, or FastH3 Load Prompt Embeds."),
                 Vae.Input("vae", tooltip="From FastH3 Load VAE, with an encoder in its video VAE."),

@@ -126,7 +126,6 @@ def load_video_vae(
         dtype: of the decoder's products. "auto" is fp16 on an accelerator and fp32 on the CPU; "fp8" quantises those
             of the blocks when they are read, for an NVIDIA GPU that has float8.
         only: "decoder" or "encoder" to read no more than that.
-        only: "decoder" or "encoder" to read no more than that.
 
     Raises:
         CheckpointError: not a whole video VAE, or one whose decoder is not known how to run.
