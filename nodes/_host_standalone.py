@@ -86,7 +86,7 @@ class StandaloneHost:
         if not is_within(self._outputs, wanted.parent):
             raise ConfigError("filename_prefix", prefix, "a name inside the output folder", "Remove '..' and '/'.")
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        pattern = re.compile(re.escape(wanted.name) + r"_(\d+)_\..*")
+        pattern = re.compile(re.escape(wanted.name) + r"_(\d+)_(?:\..*)?")
         taken = [int(m.group(1)) for entry in wanted.parent.iterdir() if (m := pattern.fullmatch(entry.name))]
         filename = f"{wanted.name}_{max(taken, default=0) + 1:05}_{suffix}"
         subfolder = wanted.parent.relative_to(self._outputs).as_posix()

@@ -44,6 +44,10 @@ class VaePair:
         """What encodes pictures, brought to a device for itself; None in a file without."""
 
     @property
+    def video_path(self) -> Path:
+        return self._paths[0]
+
+    @property
     def video(self) -> VideoVAE:
         return self._loaded[0]
 

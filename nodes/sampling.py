@@ -1,12 +1,9 @@
 """The sampler node: prompt, latent and settings -> the core's request, and its result back onto the wires."""
 
-import logging
 import time
-from collections.abc import Callable
 
 import torch
 
-from ..fasth3_core.media.preview import latent_preview
 from ..fasth3_core.model.handle import H3Model
 from ..fasth3_core.packing.geometry import LATENT_PIXELS
 from ..fasth3_core.planning import Wanted, plan
@@ -18,11 +15,10 @@ from ..fasth3_core.weights.placement import Offload
 from ..kernels.device import Case
 from . import _conditioning, _host, _latents, _placing
 from ._host import io
+from ._previews import step_shower
 from ._types import CATEGORY, Model, Report, Vsa
 from ._types import Offload as OffloadWire
 from ._ui import tell
-
-log = logging.getLogger("fasth3")
 
 _SHIFT = dict(default=0.0, min=0.0, max=100.0, step=0.01, advanced=True)
 
@@ -93,7 +89,7 @@ class FastH3Sampler(io.ComfyNode):
             loading = time.perf_counter() - started
             result = sample(
                 model, request, device=device, vsa=vsa, grid=grid, shift_video=shift_video, shift_audio=shift_audio,
-                check_interrupt=host.check_interrupt, on_step=_step_shower(host, settings.video.num_forwards),
+                check_interrupt=host.check_interrupt, on_step=step_shower(host, settings.video.num_forwards),
             )
         finally:
             _after_run(host, model, offload)
@@ -130,21 +126,3 @@ def _wanted(model: H3Model, request: Request, settings: RunSettings, device: tor
         forwards=settings.video.num_forwards, config=model.config, vsa=settings.vsa, sizes=model.store.sizes(device),
         element_size=dtype.itemsize, eager=eager, dequantised=model.store.widened_bytes(device),
     )
-
-
-def _step_shower(host: _host.Host, forwards: int) -> Callable[[int, int, torch.Tensor, torch.Tensor], None]:
-    """Moves the bar after each step, with a preview of the clean estimate where the user has previews on."""
-    show, previews = host.progress(forwards), host.wants_preview()
-
-    def on_step(done: int, total: int, x0_video: torch.Tensor, x0_audio: torch.Tensor) -> None:
-        nonlocal previews
-        picture = None
-        if previews:
-            try:
-                picture = latent_preview(x0_video)
-            except Exception:  # a run of minutes must not end for a thumbnail
-                log.warning("FastH3 Sampler: previews are off for this run", exc_info=True)
-                previews = False
-        show(done, picture)
-
-    return on_step

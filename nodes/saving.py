@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import torch
 
 from ..fasth3_core.errors import ContractError, GeometryError
-from ..fasth3_core.media.mux import write_mp4
+from ..fasth3_core.media.delivery import delivering
+from ..fasth3_core.media.formats import Output
 from ..fasth3_core.packing.geometry import FPS
-from . import _host
+from . import _host, _movie, _output_name
 from ._host import io
 from ._types import CATEGORY, Report
 from ._ui import tell
@@ -38,24 +39,28 @@ class FastH3SavePreview(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, filename_prefix=None):
+        return _output_name.problem(filename_prefix)
+
+    @classmethod
     def execute(cls, images, filename_prefix, audio=None, report=None) -> io.NodeOutput:
-        host = _host.get()
-        if images.ndim != 4 or images.shape[-1] < 3:
+        host, output = _host.get(), Output()
+        if images.ndim != 4 or images.shape[-1] < 3 or not len(images):
             raise GeometryError(f"images have the shape {list(images.shape)}, expected [frames, height, width, 3].")
         frames, height, width = images.shape[:3]
         waveform, sample_rate = _first_track(audio)
-        file = host.output_file(filename_prefix, ".mp4", width, height)
-        metadata = {}
-        if host.wants_metadata():
-            metadata |= cls.hidden.extra_pnginfo or {}
-            metadata |= {"prompt": cls.hidden.prompt} if cls.hidden.prompt else {}
-            metadata |= {"fasth3_report": report.to_dict()} if report is not None else {}
-        write_mp4(file.path, _chunks(host, images), audio=waveform, sample_rate=sample_rate, metadata=metadata)
-        lines = [f"{file.filename}: {width}x{height}, {frames} frames ({frames / FPS:.2f} s)"]
-        lines += [report.to_text()] if report is not None else []
-        return io.NodeOutput(ui=tell(
-            cls, "\n".join(lines), logged=lines[0], images=[file.as_ui()], animated=(True,)
-        ))
+        _output_name.check(filename_prefix)
+        file = host.output_file(filename_prefix, output.form.suffix, width, height)
+        track = _movie.check_sound(file.path, output, width, height, frames, waveform, sample_rate)
+        metadata = _movie.metadata(cls, host, report, track, format=output.form.name, crf=output.crf)
+        with delivering(file.path, output, width, height, sound=track.sound, metadata=metadata) as put:
+            for chunk in _chunks(host, images):
+                put(chunk)
+        told = "\n".join([
+            f"{file.filename}: {width}x{height}, {frames} frames ({frames / FPS:.2f} s)", *_movie.lines(track),
+        ])
+        shown = told if report is None else f"{told}\n{report.to_text()}"
+        return io.NodeOutput(ui=tell(cls, shown, logged=told, images=[file.as_ui()], animated=(True,)))
 
 
 def _first_track(audio) -> tuple[torch.Tensor | None, int]:

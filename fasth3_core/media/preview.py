@@ -1,35 +1,75 @@
-"""A picture of an unfinished video latent, from a linear map to RGB. Costs next to nothing and shows no detail."""
+"""Pictures of an unfinished video: of a latent, by a linear map to RGB, and of finished frames. Several moments side by
+side, because the first frame alone says nothing of the motion. Costs next to nothing and shows no detail."""
+
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from .images import to_image
+from .rgb_map import BUILT_IN, RGBMap
 
 MAX_SIDE = 512
 """Longest side of a preview in pixels."""
-
-# per latent channel: red, green, blue, for values in [-1, 1]
-_FACTORS = (
-    (-0.018555, 0.024344, -0.017536), (0.150164, 0.137244, 0.129221), (0.027367, -0.050369, -0.208606),
-    (-0.000793, -0.164622, -0.323161), (-0.048556, 0.013970, -0.074286), (0.011740, 0.014172, -0.006906),
-    (0.061517, 0.061212, 0.110025), (0.035321, 0.086879, 0.110059), (-0.017426, 0.002997, 0.035356),
-    (0.531539, 0.548819, 0.624404), (-0.024968, -0.040234, -0.034302), (-0.032549, -0.029096, -0.017221),
-    (0.022609, 0.020286, 0.050661), (-0.084001, -0.038131, -0.020805), (-0.018830, 0.010412, 0.061120),
-    (0.020777, 0.011196, -0.030994), (-0.008390, -0.012201, -0.025687), (-0.013281, -0.002924, 0.006331),
-    (0.000260, 0.001833, -0.011038), (0.105471, 0.100482, 0.132106), (0.016529, 0.015213, 0.009999),
-    (-0.014015, -0.017438, -0.019134), (-0.033787, -0.009984, -0.019725), (0.004224, 0.017284, 0.027196),
-)
-_BIAS = (0.057426, -0.022078, -0.071449)
+MOMENTS = 4
+"""Frames on a strip, evenly spaced, the first and the last among them."""
+_LATENT_PIXELS = 16
+"""One latent pixel becomes up to this many picture pixels, never more, so that small canvases are not blown up."""
 
 
-def latent_preview(video_latent: torch.Tensor) -> Image.Image:
-    """Preview of the middle frame of a normalised video latent [1, 24, T, h, w], at most MAX_SIDE pixels long.
+def moments(count: int, wanted: int = MOMENTS) -> list[int]:
+    """Which of `count` frames a strip shows."""
+    shown = min(count, wanted)
+    return [round(i * (count - 1) / max(1, shown - 1)) for i in range(shown)]
 
-    One latent pixel becomes up to 16 picture pixels, never more, so that small canvases are not blown up.
-    """
-    frame_CHW = video_latent[0, :, video_latent.shape[2] // 2].detach().float().cpu()
-    factors, bias = (torch.tensor(values, dtype=torch.float32, device="cpu") for values in (_FACTORS, _BIAS))
-    rgb_HWC = frame_CHW.movedim(0, -1) @ factors + bias
-    small = to_image((rgb_HWC + 1) / 2)
-    scale = min(16, MAX_SIDE / max(small.size))
-    return small.resize((round(small.width * scale), round(small.height * scale)), Image.Resampling.BILINEAR)
+
+def latent_preview(video_latent: torch.Tensor, rgb_map: RGBMap = BUILT_IN) -> Image.Image:
+    """Strip of a normalised video latent [1, 24, T, h, w], at most MAX_SIDE pixels long."""
+    chosen = moments(video_latent.shape[2])
+    frames_CTHW = video_latent[0].detach()[:, chosen].float().cpu()
+    rgb_THWC = rgb_map.apply(frames_CTHW.movedim(0, -1))
+    return strip([to_image(rgb_HWC) for rgb_HWC in rgb_THWC], largest_scale=_LATENT_PIXELS)
+
+
+def frames_preview(frames_FHWC: torch.Tensor) -> Image.Image:
+    """Strip of finished frames [F, H, W, 3], uint8 or uint16 on the CPU."""
+    small = []
+    for index in moments(len(frames_FHWC)):
+        frame = frames_FHWC[index]
+        # every second pixel is enough for a picture an eighth as large, and a quarter of the work
+        step = max(1, max(frame.shape[:2]) // MAX_SIDE)
+        frame = frame[::step, ::step]
+        whole = frame if frame.dtype == torch.uint8 else (frame.to(torch.int32) >> 8).to(torch.uint8)
+        small.append(Image.fromarray(whole.contiguous().numpy()))
+    return strip(small)
+
+
+def video_preview(pixels_CFHW: torch.Tensor) -> Image.Image:
+    """Strip of what a small decoder made: [3, F, H, W] in [0, 1]."""
+    chosen_CFHW = pixels_CFHW[:, moments(pixels_CFHW.shape[1])].detach().float()
+    scale = min(1.0, MAX_SIDE / max(chosen_CFHW.shape[2:]))
+    if scale < 1:
+        chosen_CFHW = F.interpolate(chosen_CFHW, scale_factor=scale, mode="bilinear")
+    return strip([to_image(frame.movedim(0, -1)) for frame in chosen_CFHW.movedim(1, 0)])
+
+
+def strip(pictures: Sequence[Image.Image], largest_scale: float = 1.0) -> Image.Image:
+    """Pictures of one size in reading order, on as many lines as makes them largest within MAX_SIDE."""
+    width, height = pictures[0].size
+    count = len(pictures)
+
+    def scale(columns: int) -> float:
+        lines = -(-count // columns)
+        return min(largest_scale, MAX_SIDE / (columns * width), MAX_SIDE / (lines * height))
+
+    def squareness(columns: int) -> int:
+        return -max(columns * width, count // columns * height)
+
+    columns = max((n for n in range(1, count + 1) if count % n == 0), key=lambda n: (scale(n), squareness(n)))
+    cell = max(1, int(width * scale(columns))), max(1, int(height * scale(columns)))
+    sheet = Image.new("RGB", (columns * cell[0], count // columns * cell[1]))
+    for number, picture in enumerate(pictures):
+        line, column = divmod(number, columns)
+        sheet.paste(picture.resize(cell, Image.Resampling.BILINEAR), (column * cell[0], line * cell[1]))
+    return sheet

@@ -1,9 +1,12 @@
 """Mirrors nodes/decoding.py: frames and sound of the right length, room made first, and a second try without memory."""
 
+import shutil
+
 import pytest
 import torch
-from comfyui_fasth3.fasth3_core.errors import ConfigError, ContractError
-from comfyui_fasth3.nodes import _latents, decoding
+from comfyui_fasth3.fasth3_core.errors import CheckpointError, ContractError, FastH3Error, Interrupted
+from comfyui_fasth3.nodes import _decode, _latents
+from comfyui_fasth3.nodes._host import does_not_fit
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def test_wrong_latent(run, vae):
 
 
 def test_negative_batch(run, vae, sampled):
-    with pytest.raises(ConfigError, match="tile_batch=-1"):
+    with pytest.raises(FastH3Error, match="tile_batch=-1"):
         run("FastH3Decode", vae=vae, latent=sampled, tile_batch=-1)
 
 
@@ -59,48 +62,123 @@ def test_transformer_is_sent_away_when_there_is_no_room(run, vae, sampled, model
     monkeypatch.setattr(host, "acquire", acquire)
     run("FastH3Decode", vae=vae, latent=sampled, tile_batch=0)
     assert model.store.location is None
-    assert asked == [(vae, vae.working_bytes(0, 64, 96))]
+    assert asked == [(vae, vae.working_bytes(0, 64, 96))] * 2  # once for the sound, once for the frames
 
 
 class Starved:
     """A video VAE that runs out of memory on its first calls."""
 
-    def __init__(self, real, failures):
-        self.real, self.left, self.batches, self.device = real, failures, [], real.device
+    def __init__(self, real, failures, error):
+        self.real, self.left, self.error, self.batches, self.device = real, failures, error, [], real.device
 
     def decode(self, latent, *, tile_batch, **rest):
         self.batches.append(tile_batch)
         if self.left:
             self.left -= 1
-            raise torch.OutOfMemoryError("out of memory")
+            raise self.error
         return self.real.decode(latent, tile_batch=tile_batch, **rest)
 
 
-def starve(vae, monkeypatch, failures):
+def starve(vae, monkeypatch, failures, error):
     vae.materialise(torch.device("cpu"))
-    starved = Starved(vae.video, failures)
+    starved = Starved(vae.video, failures, error)
     monkeypatch.setattr(type(vae), "video", property(lambda pair: starved))
     monkeypatch.setattr(type(vae), "materialise", lambda *args: None)
     monkeypatch.setattr(type(vae), "release", lambda *args: None)
     return starved
 
 
+NO_MEMORY = {
+    "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    "cpu": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    "python": MemoryError(),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+}
+
+
+@pytest.mark.parametrize("name", NO_MEMORY)
 def test_out_of_memory_frees_everything_and_decodes_tile_by_tile(run, vae, sampled, model, positive, latent, host,
-                                                                 monkeypatch, caplog):
+                                                                 monkeypatch, caplog, name):
     expected = run("FastH3Decode", vae=vae, latent=sampled, tile_batch=0).args[0]
     run("FastH3Sampler", model=model, positive=positive, latent=latent, seed=0)
-    starved = starve(vae, monkeypatch, failures=1)
-    images = run("FastH3Decode", vae=vae, latent=sampled, tile_batch=0).args[0]
-    assert torch.equal(images, expected)
+    starved = starve(vae, monkeypatch, 1, NO_MEMORY[name])
+    output = run("FastH3Decode", vae=vae, latent=sampled, tile_batch=0)
+    assert torch.equal(output.args[0], expected)
     assert starved.batches == [0, 1]
     assert model.store.location is None
-    assert "sending all models away" in caplog.text
+    assert "all models were sent away" in caplog.text
+    assert "warning: out of memory on cpu" in output.ui["text"][0]
 
 
-def test_out_of_memory_twice_passes_through(run, vae, sampled, monkeypatch):
-    starve(vae, monkeypatch, failures=2)
-    with pytest.raises(torch.OutOfMemoryError):
+def test_out_of_memory_everywhere_keeps_the_latent(run, vae, sampled, folders, monkeypatch):
+    starve(vae, monkeypatch, 2, NO_MEMORY["cuda"])
+    with pytest.raises(FastH3Error, match="not enough memory to decode: out of memory on cpu") as caught:
         run("FastH3Decode", vae=vae, latent=sampled, tile_batch=0)
+    kept = next((folders / "output" / "latents").glob("*.latent.safetensors"))
+    assert str(kept) in str(caught.value) and "FastH3 Load Latent" in str(caught.value)
+    choice = str(caught.value).split("loads it as '")[1].split("'")[0]
+    again = _latents.split(run("FastH3LoadLatent", file=choice).args[0])
+    assert all(torch.equal(a, b) for a, b in zip(again, _latents.split(sampled), strict=True))
+
+
+def test_vae_file_damaged_after_loading_keeps_the_latent(run, sampled, folders, bundle):
+    """The header was fine when the graph began; the values are cut short when they are needed."""
+    names = bundle.names
+    real = folders / "models"
+    copied = folders / "copied"
+    shutil.copytree(real, copied, symlinks=False)
+    real.unlink()
+    copied.rename(real)
+    vae = run("FastH3LoadVAE", video_vae=names.video_vae, audio_vae=names.audio_vae, dtype="auto").args[0]
+    path = vae.video_path
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(FastH3Error, match=path.name) as caught:
+        run("FastH3Decode", vae=vae, latent=sampled, tile_batch=0)
+    assert "The sampled latent is kept in" in str(caught.value)
+
+
+def test_vae_file_damaged_before_loading_is_refused(run, folders, bundle):
+    names = bundle.names
+    (folders / "models").unlink()
+    shutil.copytree(bundle.root / "models", folders / "models")
+    path = folders / "models" / "vae" / names.video_vae
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match=path.name):
+        run("FastH3LoadVAE", video_vae=names.video_vae, audio_vae=names.audio_vae, dtype="auto")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted("stop")], ids=["ctrl-c", "core"])
+def test_an_interrupt_keeps_nothing(run, vae, sampled, host, folders, monkeypatch, stop):
+    def interrupt():
+        raise stop
+
+    monkeypatch.setattr(host, "check_interrupt", interrupt)
+    with pytest.raises(type(stop)):
+        run("FastH3Decode", vae=vae, latent=sampled, tile_batch=0)
+    assert list((folders / "output").rglob("*.safetensors")) == []
+
+
+def test_places_in_order(vae, monkeypatch):
+    """The device, the device tile by tile, the other devices, the CPU; after each failure everything is sent away."""
+    gone, tried = [], []
+
+    class Host:
+        device = staticmethod(lambda: torch.device("cuda:0"))
+        release_all = staticmethod(lambda: gone.append(len(tried)))
+
+        def acquire(self, resident, device, working):
+            tried.append(str(device))
+            if device.type == "cuda":
+                raise does_not_fit(4 << 30, 1 << 30, device) if device.index else NO_MEMORY["cuda"]
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    decoder = _decode.Decoder(Host(), vae, torch.zeros(1, 24, 2, 4, 4), torch.zeros(1, 32, 2, 8), 0)
+    batches = []
+    decoder.somewhere(batches.append)
+    assert tried == ["cuda:0", "cuda:0", "cuda:1", "cpu"] and batches == [1]
+    assert gone == [1, 2, 3]
+    assert "out of memory on cuda:0" in decoder.notes[0] and "on cuda:0, tile by tile" in decoder.notes[0]
+    assert "1.0 GiB that are free on cuda:1" in decoder.notes[2] and "on cpu" in decoder.notes[2]
 
 
 def test_interrupt_passes_through_and_the_next_decode_works(run, vae, sampled, host, monkeypatch):
@@ -133,7 +211,19 @@ def test_broken_sound_is_said_on_the_node_and_in_the_log(run, vae, sampled, monk
     assert "silent" in caplog.text
 
 
-def test_no_attempt_is_hidden_from_other_errors(run, vae, sampled, monkeypatch):
-    monkeypatch.setattr(decoding, "_decode_once", lambda *args: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+def test_another_error_keeps_the_latent_and_its_cause(run, vae, sampled, folders, monkeypatch):
+    monkeypatch.setattr(_decode.Decoder, "waveform", lambda decoder: 1 / 0)
+    with pytest.raises(FastH3Error, match="division by zero\nThe sampled latent is kept in ") as caught:
+        run("FastH3Decode", vae=vae, latent=sampled, tile_batch=0)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert len(list((folders / "output").rglob("*.latent.safetensors"))) == 1
+
+
+def test_the_first_error_is_told_when_the_latent_cannot_be_saved_either(run, vae, sampled, host, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_decode.Decoder, "waveform", lambda decoder: 1 / 0)
+    monkeypatch.setattr(host, "output_file", full)
+    with pytest.raises(FastH3Error, match=r"division by zero\nThe sampled latent could not be saved either: .*No sp"):
         run("FastH3Decode", vae=vae, latent=sampled, tile_batch=0)

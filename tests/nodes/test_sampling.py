@@ -4,11 +4,12 @@ import pytest
 import torch
 from comfyui_fasth3.fasth3_core.config import VSAConfig
 from comfyui_fasth3.fasth3_core.errors import ConfigError, ContractError, GeometryError
+from comfyui_fasth3.fasth3_core.media import preview_budget
 from comfyui_fasth3.fasth3_core.model.handle import H3Model
 from comfyui_fasth3.fasth3_core.packing.layout import Keyframe
 from comfyui_fasth3.fasth3_core.sampling.loop import sample
 from comfyui_fasth3.fasth3_core.sampling.request import Request
-from comfyui_fasth3.nodes import _conditioning, _latents, sampling
+from comfyui_fasth3.nodes import _conditioning, _latents, _previews
 from comfyui_fasth3.nodes._conditioning import Prompt
 from comfyui_fasth3.nodes._host_standalone import StreamPair
 
@@ -146,6 +147,7 @@ def progress_of(host, monkeypatch, previews):
     shown = []
     monkeypatch.setattr(host, "progress", lambda total: lambda done, picture=None: shown.append((done, total, picture)))
     monkeypatch.setattr(host, "wants_preview", lambda: previews)
+    monkeypatch.setattr(preview_budget, "SHARE", 1e9)  # steps of milliseconds: none would be due
     return shown
 
 
@@ -159,7 +161,7 @@ def test_bar_moves_once_a_step(run, request_of, host, monkeypatch, previews):
 
 def test_a_failing_preview_does_not_end_the_run(run, request_of, host, monkeypatch, caplog):
     shown = progress_of(host, monkeypatch, True)
-    monkeypatch.setattr(sampling, "latent_preview", lambda latent: 1 / 0)
+    monkeypatch.setattr(_previews, "latent_preview", lambda latent, colours: 1 / 0)
     run("FastH3Sampler", **request_of())
     assert [picture for *_, picture in shown] == [None] * 4
     assert caplog.text.count("previews are off") == 1

@@ -25,7 +25,7 @@ def test_file_and_ui(run, folders):
     ui = run("FastH3SavePreview", images=IMAGES, audio=AUDIO, filename_prefix="video/FastH3").ui
     assert ui["images"] == [{"filename": "FastH3_00001_.mp4", "subfolder": "video", "type": "output"}]
     assert ui["animated"] == (True,)
-    assert ui["text"] == ("FastH3_00001_.mp4: 96x64, 5 frames (0.21 s)",)
+    assert ui["text"][0].startswith("FastH3_00001_.mp4: 96x64, 5 frames (0.21 s)\nsound peak ")
     assert streams(folders / "output" / "video" / "FastH3_00001_.mp4")[:2] == (5, 1)
 
 
@@ -65,6 +65,36 @@ def test_alpha_is_dropped_and_mono_is_fine(run, folders):
 def test_prefix_with_variables_and_unicode(run, folders):
     run("FastH3SavePreview", images=IMAGES, filename_prefix="狐/%width%x%height%")
     assert (folders / "output" / "狐" / "96x64_00001_.mp4").is_file()
+
+
+@pytest.mark.parametrize(
+    "wave, warning",
+    [
+        (torch.full((1, 2, 8000), float("nan")), "16000 samples (100.0%) are not finite"),
+        (torch.zeros(1, 2, 8000), "silent (RMS 0.0e+00)"),
+        (torch.full((1, 2, 8000), 0.3), "channel 0 is constant at 0.300"),
+        (torch.zeros(1, 2, 8000).index_fill(2, torch.tensor([4000]), 0.9), "1 click, the largest 0.90 high at 0.12 s"),
+    ],
+    ids=["nan", "silent", "constant", "click"],
+)
+def test_bad_sound_is_named_and_kept_raw_and_the_video_is_written(run, folders, wave, warning):
+    ui = run("FastH3SavePreview", HIDDEN, images=IMAGES, filename_prefix="a", report=REPORT,
+             audio={"waveform": wave, "sample_rate": 32000}).ui
+    assert warning in ui["text"][0] and "the raw sound is kept in a_00001_.wav" in ui["text"][0]
+    frames, tracks, metadata = streams(folders / "output" / "a_00001_.mp4")
+    assert (frames, tracks) == (5, 1)
+    assert any(warning in text for text in json.loads(metadata["fasth3_output"])["sound"]["warnings"])
+    with av.open(str(folders / "output" / "a_00001_.wav")) as container:
+        raw = torch.cat([torch.from_numpy(f.to_ndarray()).view(-1, 2).T for f in container.decode(audio=0)], dim=1)
+    torch.testing.assert_close(raw, wave[0], rtol=0, atol=0, equal_nan=True)
+
+
+def test_sound_that_no_encoder_takes_costs_the_track_alone(run, folders):
+    ui = run("FastH3SavePreview", images=IMAGES, filename_prefix="a",
+             audio={"waveform": AUDIO["waveform"], "sample_rate": 12345}).ui
+    assert "warning: the sound cannot be encoded as aac and is not in the file" in ui["text"][0]
+    assert streams(folders / "output" / "a_00001_.mp4")[:2] == (5, 0)
+    assert (folders / "output" / "a_00001_.wav").is_file()
 
 
 BAD = {

@@ -56,6 +56,28 @@ EXPECTED = {
         [],
     ),
     "FastH3LoadPromptEmbeds": ([("file", "COMBO", None)], ["CONDITIONING"]),
+    "FastH3ApplyAdapter": (
+        [
+            ("model", "FASTH3_MODEL", None), ("adapter_name", "COMBO", None), ("strength", "FLOAT", 1.0),
+            ("contract", "COMBO", "auto"), ("mode", "COMBO", "auto"), ("alpha", "FLOAT", 0.0),
+            ("unmatched", "COMBO", "refuse"), ("adaln_source", "COMBO", "none"),
+        ],
+        ["FASTH3_MODEL", "STRING"],
+    ),
+    "FastH3DecodeToVideo": (
+        [
+            ("vae", "FASTH3_VAE", None), ("latent", "LATENT", None), ("filename_prefix", "STRING", "video/FastH3"),
+            ("format", "COMBO", "mp4 h264"), ("crf", "INT", 18), ("bit_depth", "COMBO", "8"),
+            ("audio_codec", "COMBO", "auto"), ("keep_latent", "COMBO", "on failure"), ("tile_batch", "INT", 0),
+            ("report", "FASTH3_REPORT", None),
+        ],
+        ["STRING", "AUDIO"],
+    ),
+    "FastH3SaveLatent": (
+        [("latent", "LATENT", None), ("filename_prefix", "STRING", "latents/FastH3"), ("report", "FASTH3_REPORT", None)],
+        [],
+    ),
+    "FastH3LoadLatent": ([("file", "COMBO", None)], ["LATENT", "FASTH3_REPORT"]),
     "FastH3Keyframes": (
         [
             ("positive", "CONDITIONING", None), ("vae", "FASTH3_VAE", None), ("latent", "LATENT", None),
@@ -67,7 +89,8 @@ EXPECTED = {
 }
 OPTIONAL = {
     ("FastH3Sampler", "vsa"), ("FastH3Sampler", "offload"), ("FastH3SavePreview", "audio"),
-    ("FastH3SavePreview", "report"), ("FastH3EmptyLatent", "aspect"), ("FastH3EmptyLatent", "megapixels"),
+    ("FastH3DecodeToVideo", "report"), ("FastH3SaveLatent", "report"), ("FastH3SavePreview", "report"),
+    ("FastH3EmptyLatent", "aspect"), ("FastH3EmptyLatent", "megapixels"),
     *(("FastH3Keyframes", name) for name in ("first_frame", "last_frame", "fit", "alpha", "posterior")),
 }
 
@@ -116,7 +139,7 @@ def test_contracts_are_offered_by_name(schemas):
 
 def test_nodes_that_save_are_outputs(schemas):
     saving = {node_id for node_id, schema in schemas.items() if schema.is_output_node}
-    assert saving == {"FastH3SavePreview", "FastH3SavePromptEmbeds"}
+    assert saving == {"FastH3DecodeToVideo", "FastH3SaveLatent", "FastH3SavePreview", "FastH3SavePromptEmbeds"}
 
 
 def test_the_package_offers_the_v3_entry_point_alone():

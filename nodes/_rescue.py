@@ -1,0 +1,46 @@
+"""A sampled latent is never lost to what comes after it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ..fasth3_core.errors import FastH3Error, Interrupted
+from ..fasth3_core.media import latent_file
+from ..fasth3_core.report.run_report import RunReport
+from . import _folder_files, _host
+
+log = logging.getLogger("fasth3")
+
+PREFIX = "latents/FastH3_undecoded"
+
+
+@contextmanager
+def kept_on_failure(
+    video: torch.Tensor, audio: torch.Tensor, report: RunReport | None = None
+) -> Iterator[None]:
+    """Save the latent if the block fails, and say so in the error; not if the user stopped it.
+
+    Raises FastH3Error, which names the file and the node that loads it, from what the block raised.
+    """
+    host = _host.get()
+    try:
+        yield
+    except Interrupted:  # ComfyUI's own is no Exception
+        raise
+    except Exception as error:
+        raise FastH3Error(f"{error or type(error).__name__}\n{_save(host, video, audio, report)}") from error
+
+
+def _save(host: _host.Host, video: torch.Tensor, audio: torch.Tensor, report: RunReport | None) -> str:
+    try:
+        file = host.output_file(PREFIX, latent_file.SUFFIX)
+        latent_file.save(file.path, video, audio, report)
+    except Exception as error:  # what led here matters more
+        log.error("FastH3: the latent could not be saved", exc_info=True)
+        return f"The sampled latent could not be saved either: {error}"
+    return (
+        f"The sampled latent is kept in {file.path}. FastH3 Load Latent loads it as "
+        f"'{_folder_files.output_choice(file)}', so that it can be decoded without sampling again."
+    )

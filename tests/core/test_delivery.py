@@ -1,0 +1,377 @@
+"""Mirrors fasth3_core/media/delivery.py, mux.py, sound.py and formats.py: what a player sees and hears of the files."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import pytest
+import torch
+from comfyui_fasth3.fasth3_core.errors import ConfigError, FastH3Error, GeometryError
+from comfyui_fasth3.fasth3_core.media import delivery, formats, mux, sound
+from comfyui_fasth3.fasth3_core.media.pixels import quantise
+from PIL import Image
+
+RATE = 32000
+H264 = formats.Output()
+
+
+def ramp(frames, height=64, width=96):
+    """A horizontal grey ramp that brightens from frame to frame, so frames can be told apart."""
+    columns = torch.linspace(0, 0.5, width).expand(height, width)
+    return torch.stack([columns + 0.5 * i / frames for i in range(frames)])[..., None].expand(-1, -1, -1, 3)
+
+
+def tone(seconds, channels=2, frequency=440.0):
+    t = torch.arange(round(seconds * RATE)) / RATE
+    return 0.5 * torch.sin(2 * torch.pi * frequency * t).expand(channels, -1)
+
+
+def write(path, chunks, *, audio=None, rate=RATE, output=H264, metadata=None, frames=None, **rest):
+    """Deliver chunks with their sound; `frames` is needed where chunks are not a list."""
+    frames = frames or sum(len(chunk) for chunk in chunks)
+    height, width = (64, 96) if not isinstance(chunks, list) or not chunks else chunks[0].shape[1:3]
+    track = None if audio is None else sound.fit(audio, rate, frames)
+    with delivery.delivering(path, output, width, height, sound=track, metadata=metadata, **rest) as put:
+        for chunk in chunks:
+            put(chunk)
+
+
+def decode(path, pixels="rgb24"):
+    with av.open(str(path)) as container:
+        metadata = dict(container.metadata)
+        context = container.streams.video[0].codec_context
+        frames = [frame.to_ndarray(format=pixels) for frame in container.decode(video=0)]
+        info = dict(
+            codec=context.name, pix_fmt=context.pix_fmt, rate=container.streams.video[0].average_rate,
+            colors=(context.color_primaries, context.color_trc, context.colorspace, context.color_range),
+        )
+    with av.open(str(path)) as container:
+        heard = [frame for frame in container.decode(audio=0)] if container.streams.audio else []
+        stream = container.streams.audio[0] if heard else None
+        seconds = stream.duration * stream.time_base if heard and stream.duration else None
+        wave = torch.cat([torch.from_numpy(f.to_ndarray()) for f in heard], dim=-1) if heard else None
+        codec = stream.codec_context.name if heard else None
+    return frames, info, metadata, codec, seconds, wave
+
+
+@pytest.mark.parametrize("frames", [5, 22, 39])
+@pytest.mark.parametrize("heard", [0.1, 10.0], ids=["short-sound", "long-sound"])
+def test_mp4_has_every_frame_and_sound_of_the_same_length(tmp_path, frames, heard):
+    path = tmp_path / "a.mp4"
+    write(path, [ramp(frames)], audio=tone(heard))
+    seen, info, _, codec, seconds, wave = decode(path)
+    assert len(seen) == frames
+    assert info == {"codec": "h264", "pix_fmt": "yuv420p", "rate": Fraction(24), "colors": (1, 1, 1, 1)}
+    assert codec == "aac"
+    assert seconds == Fraction(round(frames * RATE / 24), RATE)
+    assert wave.shape[0] == 2
+    assert wave.shape[1] >= round(frames * RATE / 24)
+
+
+def test_pixels_survive_the_colour_matrix(tmp_path):
+    patches = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0], [0.2, 0.5, 0.8]])
+    picture = patches.repeat_interleave(32, dim=0).expand(64, -1, 3)
+    write(tmp_path / "a.mp4", [picture.expand(5, -1, -1, 3)], output=formats.output("mp4 h264", crf=1))
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        frame = next(container.decode(video=0))
+        planes = frame.to_ndarray()
+    luma = planes[:64, 16::32][:, :4].mean(axis=0)
+    # BT.709 luma in studio range; BT.601 would give red 82 and green 145
+    expected = [16 + 219 * (0.2126 * r + 0.7152 * g + 0.0722 * b) for r, g, b in patches.tolist()]
+    torch.testing.assert_close(torch.tensor(luma).float(), torch.tensor(expected), rtol=0, atol=2)
+
+
+EVERY = [
+    ("mp4 h264", 8, "h264", "yuv420p", "avc1"), ("mp4 h264", 10, "h264", "yuv420p10le", "avc1"),
+    ("mp4 h265", 8, "hevc", "yuv420p", "hvc1"), ("mp4 h265", 10, "hevc", "yuv420p10le", "hvc1"),
+    ("mp4 av1", 8, "av1", "yuv420p", "av01"), ("mp4 av1", 10, "av1", "yuv420p10le", "av01"),
+    ("mkv lossless", 8, "ffv1", "bgr0", None), ("mkv lossless", 10, "ffv1", "gbrp10le", None),
+]  # fmt: skip
+
+
+def test_every_format_and_depth_is_tested_here():
+    there = [(f.name, depth) for f in formats.FORMATS.values() for depth in f.pixels if f.muxer]
+    assert there == [row[:2] for row in EVERY]
+
+
+@pytest.mark.parametrize("audio", ["auto", "aac", "flac", "none"])
+@pytest.mark.parametrize("name, depth, codec, pixels, tag", EVERY, ids=[f"{row[0]} {row[1]}" for row in EVERY])
+def test_every_format(tmp_path, name, depth, codec, pixels, tag, audio):
+    output = formats.output(name, depth, 20, audio)
+    path, wave = tmp_path / f"a{output.form.suffix}", 0.8 * tone(3)
+    write(path, [ramp(17), ramp(5)], audio=wave, output=output, metadata={"workflow": {"version": 0.4}})
+    frames, info, metadata, heard_codec, seconds, heard = decode(path, "rgb48le")
+    assert len(frames) == 22 and info["rate"] == 24
+    assert codec in info["codec"] or info["codec"] == "libdav1d"
+    assert info["pix_fmt"] == pixels
+    assert info["colors"] == ((1, 1, 0, 2) if output.form.rgb else (1, 1, 1, 1))
+    with av.open(str(path)) as container:
+        assert tag is None or container.streams.video[0].codec_context.codec_tag == tag
+    kept = {key.lower(): value for key, value in metadata.items()}
+    assert json.loads(kept["workflow"]) == {"version": 0.4}
+    error = (torch.from_numpy(frames[16].astype("int32")) / 65535 - ramp(17)[16]).abs()
+    assert error.mean() < (0.003 if output.form.rgb else 0.012)
+    samples = round(22 * RATE / 24)
+    expected = {"auto": output.form.audio, "none": None}.get(audio, audio)
+    assert heard_codec == expected
+    if expected == "flac":
+        # 24 bits, sample for sample
+        whole = torch.as_tensor(heard.reshape(-1, 2).T if heard.shape[0] == 1 else heard)
+        assert whole.shape == (2, samples)
+        torch.testing.assert_close(whole.double() / 2**31, wave[:, :samples].double(), rtol=0, atol=2**-23)
+    if expected is not None and path.suffix == ".mp4":
+        assert seconds == Fraction(samples, RATE)
+    if path.suffix == ".mp4":
+        assert path.read_bytes().index(b"moov") < path.read_bytes().index(b"mdat"), "the index must come first"
+
+
+def test_lossless_is_lossless(tmp_path):
+    noise = torch.rand(5, 34, 50, 3)
+    output = formats.output("mkv lossless")
+    write(tmp_path / "a.mkv", [noise], output=output)
+    with av.open(str(tmp_path / "a.mkv")) as container:
+        seen = torch.stack([torch.from_numpy(f.to_ndarray(format="rgb24")) for f in container.decode(video=0)])
+    assert torch.equal(seen, quantise(noise))
+
+
+def test_pictures(tmp_path):
+    noise = torch.rand(22, 34, 50, 3)
+    write(tmp_path / "a", [noise[:17], noise[17:]], output=formats.output("png frames"), metadata={"prompt": {"1": 2}})
+    files = sorted((tmp_path / "a").iterdir())
+    assert [f.name for f in files] == [f"{n:05}.png" for n in range(1, 23)]
+    for file, frame in zip(files, quantise(noise), strict=True):
+        with Image.open(file) as picture:
+            assert json.loads(picture.text["prompt"]) == {"1": 2}
+            assert torch.equal(torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view_as(frame), frame)
+
+
+def test_ten_bits_are_finer_than_eight(tmp_path):
+    """A slow ramp: 8 bits make steps of 1/255 out of it."""
+    slow = torch.linspace(0.4, 0.42, 96).expand(5, 64, 96)[..., None].expand(-1, -1, -1, 3)
+    errors = {}
+    for depth in (8, 10):
+        write(tmp_path / f"{depth}.mp4", [slow], output=formats.output("mp4 h265", depth, 4))
+        frame = decode(tmp_path / f"{depth}.mp4", "rgb48le")[0][2]
+        errors[depth] = float((torch.from_numpy(frame.astype("int32")) / 65535 - slow[0]).abs().mean())
+    assert errors[10] < 0.5 * errors[8]
+
+
+BAD = {
+    "crf": (("mp4 h264", 8, 52), "0 to 51 for mp4 h264"), "negative": (("mp4 av1", 8, -1), "0 to 63 for mp4 av1"),
+    "depth": (("png frames", 10, 18), "8 for png frames"), "name": (("avi", 8, 18), "one of mp4 h264"),
+    "audio": (("mp4 h264", 8, 18, "mp3"), "'aac', 'flac'"), "png-aac": (("png frames", 8, 18, "aac"), "WAV"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_settings_that_do_not_go_together(name):
+    settings, message = BAD[name]
+    with pytest.raises(ConfigError, match=message):
+        formats.output(*settings)
+
+
+def test_an_encoder_that_pyav_lacks_is_named_before_anything_is_decoded(tmp_path):
+    form = formats.Format("mp4 x", ".mp4", "mp4", "libnothing", {8: "yuv420p"}, "aac", 51)
+    with pytest.raises(FastH3Error, match="no encoder libnothing"):
+        delivery.try_out(tmp_path, formats.Output(form), 96, 64, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_try_out_leaves_nothing(tmp_path, name):
+    delivery.try_out(tmp_path / "new", formats.output(name), 96, 64, sound.fit(tone(1), RATE, 22))
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_chunks_give_the_same_file_as_the_whole(tmp_path):
+    whole = ramp(22)
+    write(tmp_path / "whole.mp4", [whole], audio=tone(1))
+    write(tmp_path / "parts.mp4", list(whole.split(5)), audio=tone(1))
+    assert [f.tobytes() for f in decode(tmp_path / "parts.mp4")[0]] == [
+        f.tobytes() for f in decode(tmp_path / "whole.mp4")[0]
+    ]
+
+
+def test_sound_stays_with_its_frame(tmp_path):
+    wave = torch.zeros(2, 2 * RATE)
+    wave[:, RATE // 2:] = tone(1.5)
+    write(tmp_path / "a.mp4", [ramp(39)], audio=wave)
+    heard = decode(tmp_path / "a.mp4")[5]
+    start = int((heard[0].abs() > 0.1).nonzero()[0])
+    assert abs(start - RATE // 2) <= 1024  # one AAC frame
+
+
+def test_metadata_and_unicode_name(tmp_path):
+    path = tmp_path / "Füchsin 狐.mp4"
+    write(path, [ramp(5)], metadata={"prompt": {"1": {"class_type": "é"}}, "workflow": {"version": 0.4}})
+    assert '"class_type"' in decode(path)[2]["prompt"]
+
+
+@pytest.mark.parametrize(
+    "chunks, audio, message",
+    [
+        ([], None, "no frames"),
+        ([torch.zeros(5, 33, 32, 3)], None, "even size, got 32x33"),
+        ([torch.zeros(5, 32, 32, 3), torch.zeros(5, 32, 64, 3)], None, r"5, 32, 64, 3\] at frame 5, expected \[n, 32"),
+        ([torch.zeros(5, 32, 32)], None, r"expected \[n, 32, 32, 3\]"),
+        ([torch.zeros(5, 32, 32, 3)], torch.zeros(6, 100), r"1 or 2, samples\], got \[6, 100\]"),
+    ],
+    ids=["none", "odd", "changing", "grey", "six-channels"],
+)
+def test_bad_input_leaves_nothing_behind(tmp_path, chunks, audio, message):
+    with pytest.raises(GeometryError, match=message):
+        write(tmp_path / "a.mp4", chunks, audio=audio)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+@pytest.mark.parametrize("at", range(4))
+def test_failure_at_each_chunk_leaves_nothing_and_keeps_the_old_file(tmp_path, name, at):
+    output = formats.output(name)
+    path = tmp_path / f"a{output.form.suffix}"
+    if output.form.muxer:
+        path.write_bytes(b"old")
+
+    def chunks():
+        for number in range(4):
+            if number == at:
+                raise KeyboardInterrupt
+            yield ramp(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        write(path, chunks(), audio=tone(1), output=output, frames=20)
+    assert [p.name for p in tmp_path.iterdir()] == (["a" + path.suffix] if output.form.muxer else [])
+    assert not output.form.muxer or path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_an_encoder_that_fails_stops_the_decoding(tmp_path, monkeypatch, at):
+    """As a full disk does: what write() raises in its thread arrives at a later put(), or at the end."""
+    real, taken = mux.Movie.write, []
+
+    def fail(movie, frames):
+        taken.append(len(frames))
+        if len(taken) == at + 1:
+            raise OSError(28, "No space left on device")
+        real(movie, frames)
+
+    monkeypatch.setattr(mux.Movie, "write", fail)
+    given = []
+
+    def chunks():
+        for number in range(30):
+            given.append(number)
+            yield ramp(5)
+
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "a.mp4", chunks(), frames=150)
+    assert len(given) <= at + 5 and len(taken) == at + 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_encoding_overlaps_decoding_and_what_waits_is_bounded(tmp_path):
+    """The encoder is held at its first chunk: two more are taken, and not a fourth until it goes on."""
+    hold, given = threading.Event(), []
+
+    def chunks():
+        for number in range(6):
+            given.append(number)
+            yield ramp(5)
+
+    thread = threading.Thread(
+        target=write, args=(tmp_path / "a.mp4", chunks()),
+        kwargs=dict(frames=30, on_written=lambda frames: hold.wait(20)),
+    )  # fmt: skip
+    thread.start()
+    deadline = time.monotonic() + 10
+    while len(given) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert given == [0, 1, 2]
+    hold.set()
+    thread.join(20)
+    assert given == list(range(6)) and len(decode(tmp_path / "a.mp4")[0]) == 30
+
+
+CHILD = """
+import importlib.util, sys, time
+from pathlib import Path
+root = Path(sys.argv[1])
+spec = importlib.util.spec_from_file_location(
+    "comfyui_fasth3", root / "__init__.py", submodule_search_locations=[str(root)])
+sys.modules["comfyui_fasth3"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["comfyui_fasth3"])
+import torch
+from comfyui_fasth3.fasth3_core.media import delivery, formats
+with delivery.delivering(Path(sys.argv[2]), formats.Output(), 96, 64) as put:
+    for number in range(int(sys.argv[3])):
+        put(torch.rand(17, 64, 96, 3))
+    print("there", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_process_leaves_no_half_file_and_the_next_save_sweeps(tmp_path):
+    path = tmp_path / "a.mp4"
+    root = Path(__file__).resolve().parents[2]
+    child = subprocess.Popen([sys.executable, "-c", CHILD, root, path, "8"], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline().strip() == "there"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert not path.exists()
+    left = list(tmp_path.iterdir())
+    assert [p.name for p in left] == [f".a.mp4.{child.pid}.part"], "hidden, and under no name that anything opens"
+    write(path, [ramp(5)])
+    assert left[0].exists(), "it might be another process's that is still at work"
+    long_ago = time.time() - delivery.ABANDONED_SECONDS - 1
+    os.utime(left[0], (long_ago, long_ago))
+    write(path, [ramp(5)])
+    assert [p.name for p in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_broken_sound_does_not_cost_the_picture(tmp_path):
+    write(tmp_path / "a.mp4", [ramp(5)], audio=torch.full((2, RATE), float("nan")))
+    frames, _, _, codec, _, wave = decode(tmp_path / "a.mp4")
+    assert len(frames) == 5
+    assert codec == "aac"
+    assert float(wave.abs().max()) < 1e-3
+
+
+def test_wav_keeps_every_bit(tmp_path):
+    wave = torch.tensor([[0.1, float("nan"), 3.0, float("inf")], [-0.2, 0.0, -7.5, float("-inf")]]).repeat(1, 9000)
+    sound.write_wav(tmp_path / "a.wav", wave, RATE)
+    with av.open(str(tmp_path / "a.wav")) as container:
+        raw = torch.cat([torch.from_numpy(f.to_ndarray()).view(-1, 2).T for f in container.decode(audio=0)], dim=1)
+    torch.testing.assert_close(raw, wave, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_quantise_rounds_and_clamps(bits):
+    top = 2**bits - 1
+    values = torch.tensor([-1.0, 0.0, 0.5 / top, 0.499 / top, 1.0, 2.0, float("nan"), float("inf"), 0.25])
+    whole = quantise(values.expand(1, 1, 3, -1).transpose(2, 3), bits)[0, 0, :, 0]
+    assert whole.tolist() == [0, 0, 0, 0, top, top, 0, top, round(0.25 * top)]
+
+
+@pytest.mark.skipif(shutil.which("ffprobe") is None, reason="needs ffprobe")
+@pytest.mark.parametrize("name", [row[0] for row in EVERY[::2]])
+def test_ffprobe_agrees(tmp_path, name):
+    output = formats.output(name)
+    path = tmp_path / f"a{output.form.suffix}"
+    write(path, [ramp(22)], audio=tone(1), output=output)
+    told = subprocess.run(
+        ["ffprobe", "-v", "error", "-count_frames", "-show_streams", "-of", "json", path], stdout=subprocess.PIPE,
+        check=True,
+    )  # fmt: skip
+    video, audio = json.loads(told.stdout)["streams"]
+    assert video["nb_read_frames"] == "22" and video["color_primaries"] == "bt709"
+    assert audio["codec_name"] == output.audio_codec
