@@ -56,13 +56,17 @@ class HostBlock:
 class PinnedPool:
     """Page-locks host tensors where they are, up to a limit. What it has locked is unlocked when it is closed."""
 
-    def __init__(self, limit: int, device: torch.device) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.nbytes = 0
-        self._limit = limit if device.type == "cuda" else 0
+        self._limit = 0
         self._device = device
         self._locked: list[torch.Tensor] = []
         self._finalizer = weakref.finalize(self, _unlock, self._locked)
         self._finalizer.atexit = False  # the process takes its locks along
+
+    def allow(self, limit: int) -> None:
+        """Set the limit in bytes; what is locked already stays locked. Only CUDA devices profit."""
+        self._limit = limit if self._device.type == "cuda" else 0
 
     def pin(self, block: HostBlock) -> None:
         """Lock the travelling tensors of a block, one by one while there is room."""

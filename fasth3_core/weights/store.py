@@ -107,10 +107,18 @@ class ResidentStore:
         return self.sizes(device).device(self._placement)
 
     def widened_bytes(self, device: torch.device | str = "cpu") -> int:
-        """Bytes of the largest quantised weight where it is dequantised for its product; 0 without any."""
-        layers = (f"{layer}.weight" for layer in self.plan.quantised)
-        counts = (math.prod(self.plan.entries[name].shape) for name in layers if name in self.plan.entries)
-        return max(counts, default=0) * self.dtype_on(device).itemsize
+        """Bytes that the largest quantised weight takes while it is dequantised for its product; 0 without any."""
+        element = self.dtype_on(device).itemsize
+        return max(
+            (
+                # float8 goes through fp32 as a whole, int8 some rows at a time
+                math.prod(self.plan.entries[f"{layer}.weight"].shape)
+                * (8 if spec.format.startswith("float8") else element)
+                for layer, spec in self.plan.quantised.items()
+                if f"{layer}.weight" in self.plan.entries
+            ),
+            default=0,
+        )
 
     def host_bytes(self) -> int:
         """Memory of the process that streamed blocks take; what is in a mapped file is not counted."""
@@ -361,7 +369,8 @@ class _Hosts:
 
     def pool_for(self, limit: int, device: torch.device) -> PinnedPool:
         if self._pool is None:
-            self._pool = PinnedPool(limit, device)
+            self._pool = PinnedPool(device)
+        self._pool.allow(limit)
         return self._pool
 
     def drop(self) -> None:
