@@ -1,4 +1,5 @@
-"""Writes the demo's model: a sharded transformer in diffusers layout, both VAEs, and an encoded prompt."""
+"""Writes the demo's models: a student and a base as sharded transformers in diffusers layout, an adapter that makes the
+base another student, both VAEs, and an encoded prompt."""
 
 import json
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from safetensors.torch import save_file
 
 from ..fasth3_core.checkpoint.load import RECORD
 from ..fasth3_core.checkpoint.save import save
+from ..fasth3_core.selftest.random_adapter import random_adapter
 from ..fasth3_core.selftest.random_weights import random_transformer
 from ..nodes import _prompt_file
 from ..nodes._conditioning import Prompt
@@ -32,6 +34,8 @@ class BundleNames:
     """What the loader nodes call the files."""
 
     model: str = "fasth3_demo/transformer"
+    base_model: str = "h3_demo/transformer"
+    adapter: str = "fasth3_demo_adapter.safetensors"
     video_vae: str = "fasth3_demo_video_vae.safetensors"
     audio_vae: str = "fasth3_demo_audio_vae.safetensors"
     prompt: str = "fasth3_prompt.safetensors"
@@ -42,6 +46,8 @@ def write_bundle(out: Path, seed: int = 0) -> BundleNames:
     names = BundleNames()
     models, inputs = out / "models", out / "input"
     _write_transformer(models / "diffusion_models" / names.model, seed)
+    (models / "loras").mkdir(parents=True, exist_ok=True)
+    _write_base(models / "diffusion_models" / names.base_model, models / "loras" / names.adapter, seed)
     (models / "vae").mkdir(parents=True, exist_ok=True)
     save_file(video_decoder(seed), models / "vae" / names.video_vae)
     save_file(audio_decoder(seed), models / "vae" / names.audio_vae)
@@ -57,3 +63,11 @@ def _write_transformer(folder: Path, seed: int) -> None:
     config = {"rope_freq_dim": _DIMS["rope_freq_dim"]}
     save(random_transformer(**_DIMS, seed=seed), folder, layout="diffusers", shards=_SHARDS, config=config)
     (folder.parent / RECORD).write_text(json.dumps(_CONTRACT, indent=1), encoding="utf-8")
+
+
+def _write_base(folder: Path, adapter: Path, seed: int) -> None:
+    """The same without gates and contract, and FastVideo's form of adapter, which brings both."""
+    base = random_transformer(**_DIMS, gates=False, seed=seed)
+    save(base, folder, layout="diffusers", shards=_SHARDS, config={"rope_freq_dim": _DIMS["rope_freq_dim"]})
+    tensors, metadata = random_adapter(base, seed=seed)
+    save_file(tensors, adapter, metadata=metadata)

@@ -100,6 +100,7 @@ def apply_adapter(
         **model.details,
         "adapters": (*model.details.get("adapters", ()), report.details()),
         "quantised_layers": len(plan.quantised),
+        "contract_by": contracts.decided_by(adapter, decided, model, asked),
     }
     if adapter.fastvideo and settings.strength != 1:
         departures = (*departures, f"{adapter.name} at strength {settings.strength:g}: its student is exact at 1 alone")
@@ -163,7 +164,9 @@ def _warnings(model: H3Model, adapter: Adapter, settings: Settings) -> tuple[str
         )
     if any(SET in m.tensors and m.target.canonical.endswith(GATE) for m in adapter.modules) and model.config.has_gates:
         said.append("the model has VSA gates already, which those of the adapter replace")
-    if adapter.fastvideo and contracts.record(adapter) is None:
+    if uncounted := adapter.uncounted():
+        said.append(f"the metadata states no {', '.join(uncounted)}: whether the file is whole cannot be told")
+    if adapter.fastvideo and "finetuned_model" in adapter.metadata and contracts.record(adapter) is None:
         said.append(
             f"the metadata names the student {adapter.metadata.get('finetuned_model', '')!r}, which is not known: "
             "name its contract"

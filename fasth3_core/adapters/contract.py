@@ -89,3 +89,12 @@ def decide(
         check_fit(model.contract, config, gates_zero)
         return model.contract, ()
     return decided, against_record(decided, recorded) if recorded is not None else ()
+
+
+def decided_by(adapter: Adapter, decided: Contract, model: H3Model, requested: str) -> str:
+    """What `decide` went by, for the report."""
+    if requested != "auto":
+        return "name"
+    if decided is model.contract:
+        return model.details.get("contract_by", "")
+    return f"the metadata of {adapter.name}"

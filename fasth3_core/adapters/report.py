@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint.problems import starred
+from ..report.run_report import ADAPTER_OUTCOMES
 
-MERGED, BESIDE, CREATED, UNMATCHED = "merged", "beside", "created", "unmatched"
-"""Outcomes: into the weight; kept with a weight that stays as it is; a weight that the model lacked; nothing."""
+MERGED, BESIDE, CREATED, UNMATCHED = ADAPTER_OUTCOMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class AdapterReport:
 
     def summary(self) -> str:
         total = sum(row.tensors for row in self.rows)
-        parts = [f"{self.count(o)} {o}" for o in (MERGED, BESIDE, CREATED, UNMATCHED) if self.count(o)]
+        parts = [f"{self.count(o)} {o}" for o in ADAPTER_OUTCOMES if self.count(o)]
         return f"{self.name} at {self.strength:g}: {self.matched} of {total} tensors used ({', '.join(parts)})"
 
     def details(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class AdapterReport:
         return {
             "name": self.name,
             "strength": self.strength,
-            **{outcome: self.count(outcome) for outcome in (MERGED, BESIDE, CREATED, UNMATCHED)},
+            **{outcome: self.count(outcome) for outcome in ADAPTER_OUTCOMES},
             "scales": sorted({row.detail for row in self.rows if "scale" in row.detail}),
             "not_used": list(grouped(row for row in self.rows if row.outcome == UNMATCHED)),
             "warnings": list(self.warnings),

@@ -3,6 +3,10 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+ADAPTER_OUTCOMES = ("merged", "beside", "created", "unmatched")
+"""What becomes of a tensor of an adapter: into the weight; kept with a weight that stays as it is; a weight that the
+model lacked; nothing."""
+
 
 @dataclass
 class StepReport:
@@ -52,6 +56,11 @@ class RunReport:
             f"{geometry.get('width')}x{geometry.get('height')}, {geometry.get('frames')} frames, "
             f"{geometry.get('tokens')} tokens",
         ]
+        if str(self.model.get("contract_by", "")).startswith("default"):
+            lines.append(f"contract {contract.get('name')} by {self.model['contract_by']}")
+        for adapter in self.model.get("adapters", ()):
+            used = ", ".join(f"{adapter[what]} {what}" for what in ADAPTER_OUTCOMES if adapter[what])
+            lines.append(f"adapter {adapter['name']} at {adapter['strength']:g}: {used} tensors")
         sparse = sum(step.sparse_blocks for step in self.steps)
         total = sparse + sum(step.dense_blocks for step in self.steps)
         if attention.get("tile_size"):

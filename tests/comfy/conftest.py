@@ -16,6 +16,7 @@ import pytest
 
 from . import graphs, shipped
 from .browser import Browser, why_no_browser
+from .derived import derive
 from .server import ComfyServer, make_base
 from .worker import Worker
 
@@ -44,6 +45,7 @@ def models(comfy_app, comfy_python, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("models")
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([comfy_python, str(HERE / "child" / "write_models.py"), str(root)], check=True, env=env)
+    derive(root)
     return root
 
 

@@ -47,7 +47,10 @@ def stand_in(node: dict, name: str, value: str) -> str | None:
         return None
     if name in ("model_name", "unet_name"):
         dense = node["inputs"].get("contract") in ("base", "turbo-4", "turbo-8", "preview-4-dense")
+        dense = dense or "minimax_h3_fl2va" in value
         return f"diffusion_models/tiny_{'dense' if dense else 'vsa'}{'_curve' if 'pruned' in value else ''}.safetensors"
+    if name == "adapter_name":
+        return "loras/tiny_adapter.safetensors"
     if name == "clip_name":
         return "text_encoders/tiny_text.safetensors"
     if name in ("video_vae", "audio_vae", "vae_name"):

@@ -140,7 +140,6 @@ def test_a_style_on_top_keeps_the_student(base, tmp_path):
         ({"low_rank_tensors": "7"}, r"says low_rank_tensors=7, the file has \d+"),
         ({"diff_tensors": "0"}, "says diff_tensors=0"),
         ({"set_weight_tensors": "50"}, "says set_weight_tensors=50, the file has 2"),
-        ({"set_weight_tensors": None}, "says set_weight_tensors=None"),
         ({"rank": "64"}, "says rank=64, the factors have 4"),
         ({"format": "fastvideo-lora-v3"}, "is of format 'fastvideo-lora-v3'"),
     ],
@@ -150,6 +149,17 @@ def test_metadata_that_does_not_match(base, tmp_path, change, said):
     metadata = {key: value for key, value in (metadata | change).items() if value is not None}
     with pytest.raises(CheckpointError, match=said):
         apply_adapter(load_model(folder), write(tmp_path / "a.safetensors", tensors, metadata))
+
+
+def test_converted_files_may_state_no_counts(base, tmp_path):
+    """The format is used for adapters that others converted, which keep only its name."""
+    _, folder, tensors, metadata, _ = base
+    path = write(tmp_path / "a.safetensors", tensors, {"format": metadata["format"]})
+    _, report = apply_adapter(load_model(folder), path, contract="preview-4")
+    assert report.warnings == (
+        "the metadata states no low_rank_tensors, diff_tensors, set_weight_tensors: whether the file is whole cannot "
+        "be told",
+    )
 
 
 def test_a_missing_gate_is_named(base, tmp_path):

@@ -19,7 +19,7 @@ def test_model_handle(run, bundle):
 
 def test_sharded_folder_is_offered_by_its_name_without_its_shards(folders):
     names = _paths.weight_names([folders / "models" / "diffusion_models"])
-    assert names == ["fasth3_demo/transformer"]
+    assert names == ["fasth3_demo/transformer", "h3_demo/transformer"]
 
 
 def test_names_in_subfolders_and_of_single_files(tmp_path):

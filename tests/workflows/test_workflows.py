@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "workflows"
-NAMES = ["fasth3_first_last_frame", "fasth3_t2v_from_embeds", "fasth3_t2v_preview"]
+NAMES = ["fasth3_first_last_frame", "fasth3_t2v_adapter", "fasth3_t2v_from_embeds", "fasth3_t2v_preview"]
 STOCK = json.loads((ROOT / "tests" / "comfy" / "stock_nodes.json").read_text("utf-8"))
 """Schemas of ComfyUI's own nodes, as its server announces them, file lists emptied."""
 
@@ -18,7 +18,7 @@ WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 FOLDERS = {
     ("FastH3LoadModel", "model_name"): "diffusion_models", ("FastH3LoadVAE", "video_vae"): "vae",
     ("FastH3LoadVAE", "audio_vae"): "vae", ("VAELoader", "vae_name"): "vae",
-    ("CLIPLoader", "clip_name"): "text_encoders",
+    ("CLIPLoader", "clip_name"): "text_encoders", ("FastH3ApplyAdapter", "adapter_name"): "loras",
 }  # fmt: skip
 
 
