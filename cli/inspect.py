@@ -70,12 +70,29 @@ def _rows(facts: dict[str, Any]):
         yield "could be", ", ".join(contract["candidates"]) or "none that is known"
         memory = ", ".join(f"{_gigabytes(size)} in {name}" for name, size in facts["bytes_in_memory"].items())
         yield "in memory", memory
+    if "adapter" in facts:
+        yield from _adapter_rows(facts["adapter"])
     if "decoder_blocks" in facts:
         yield "decoder", f"{facts['decoder_blocks']} blocks, width {facts['decoder_width']}"
     if "encoder" in facts:
         yield "encoder", "yes" if facts["encoder"] else "no: it can only decode"
     if facts.get("ignored"):
         yield "not used", ", ".join(facts["ignored"][:4]) + (", ..." if len(facts["ignored"]) > 4 else "")
+
+
+def _adapter_rows(adapter: dict[str, Any]):
+    ranks = ", ".join(f"{count} pairs of rank {rank}" for rank, count in adapter["ranks"].items())
+    roles = ", ".join(f"{count} {role}" for role, count in adapter["tensors"].items() if role not in ("down", "up"))
+    yield "format", adapter["format"]
+    yield "holds", "; ".join(part for part in (ranks, roles) if part)
+    yield "scale", adapter["scale"]
+    yield "names", ", ".join(f"{count} layers in {naming} naming" for naming, count in adapter["naming"].items())
+    for kind, count in adapter["layers"].items():
+        yield "layers", f"{count} x {kind}"
+    if adapter["unknown"]:
+        yield "unknown", "; ".join(adapter["unknown"][:6]) + ("; ..." if len(adapter["unknown"]) > 6 else "")
+    yield "fits", adapter["fits"]
+    yield "contract", adapter["contract"] or "it names none: the model's stays, or one is chosen"
 
 
 def _quantisation(classes: dict[str, dict[str, int]]) -> str:

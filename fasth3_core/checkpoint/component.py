@@ -1,6 +1,7 @@
 """A component of a model: one file, or a folder of shards with their index, with the configuration beside it."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -120,7 +121,27 @@ def in_official_tree(component: Component) -> bool:
     return index.is_file() and any(name in index.read_text(encoding="utf-8") for name in OFFICIAL_PARTITIONS)
 
 
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
+
+
+def _refuse_shard(path: Path) -> None:
+    """A part of a sharded model is no model: raise with the name of what to load in its place."""
+    for index in sorted(path.parent.glob("*" + INDEX_SUFFIX)):
+        shards = set(read_json(index).get("weight_map", {}).values())
+        if path.name in shards and len(shards) > 1:
+            raise CheckpointError(
+                f"{path} is one of the {len(shards)} shards of a model. Name their folder, {path.parent}, or their "
+                f"index, {index.name}."
+            )
+    if (match := _SHARD.search(path.name)) and int(match[1]) > 1:
+        raise CheckpointError(
+            f"{path} is one of {int(match[1])} shards of a model by its name, and their index (*{INDEX_SUFFIX}) is "
+            "not beside it. Download the index and all shards into one folder, and name the folder."
+        )
+
+
 def _open_file(path: Path) -> Component:
+    _refuse_shard(path)
     file = read_header(path)
     # a configuration belongs to the file only where the file is alone: model folders hold many models
     alone = list(path.parent.glob("*" + SUFFIX)) == [path]

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..adapters.describe import describe_adapter
+from ..adapters.file import open_adapter
 from ..config import DiTConfig
 from ..contracts import CONTRACTS, infer
 from ..errors import FastH3Error
@@ -53,6 +55,8 @@ def describe(path: str | Path, layout: str = "auto") -> dict[str, Any]:
             "decoder_width": plan.shapes["decoder.proj_in.weight"][0],
             "encoder": "encoder.conv_in.weight" in plan.entries,
         }
+    elif sort == "adapter":
+        facts |= {"adapter": describe_adapter(open_adapter(component.root))}
     elif sort == "audio VAE":
         plan = audio_names.plan_audio_vae(component)
         facts |= _plan(plan) | {"encoder": "encoder.block.0.weight" in plan.entries}

@@ -85,3 +85,47 @@ def test_a_bad_file_does_not_hide_the_others(tmp_path, repository, capsys):
     assert main(["inspect", "--json", str(tmp_path / "empty.safetensors"), str(repository / "vae")]) == 1
     first, second = json.loads(capsys.readouterr().out)
     assert "empty (0 bytes)" in first["error"] and second["component"] == "video VAE"
+
+
+def test_adapters(tmp_path, capsys):
+    from comfyui_fasth3.fasth3_core.selftest.random_adapter import random_adapter
+    from comfyui_fasth3.fasth3_core.selftest.random_weights import random_transformer
+
+    base = random_transformer(
+        num_layers=2, hidden_size=64, num_heads=2, head_dim=32, ffn_dim=48, text_dim=20, freq_dim=32,
+        time_embed_hidden_dim=64, time_embed_dim=512, rope_freq_dim=4, gates=False,
+    )  # fmt: skip
+    tensors, metadata = random_adapter(base)
+    save_file(tensors, tmp_path / "vsa.safetensors", metadata=metadata)
+    parts = {"lora_down.weight": (8, 48), "lora_up.weight": (64, 8), "alpha": ()}
+    style = {f"lora_unet_blocks_{i}_mlp_fc2.{part}": torch.zeros(parts[part]) for i in range(2) for part in parts}
+    save_file(style | {"lora_te1_x.lora_down.weight": torch.zeros(1, 1)}, tmp_path / "style.safetensors")
+    assert main(["inspect", str(tmp_path / "vsa.safetensors"), "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    found = facts["adapter"]
+    assert found["format"] == "fastvideo-lora-v2" and found["ranks"] == {"4": 26} and found["gates"] == 2
+    assert found["contract"] == "preview-4" and found["scale"] == "1 from the format's 1 (26 pairs)"
+    assert found["layers"]["blocks.*.attn.qkv_proj"] == 6 and found["tensors"]["set_weight"] == 2
+    for said in ("made for MiniMaxAI/MiniMax-H3", "changes 2 blocks", "width 64", "AdaLN of 512 inputs: full form",
+                 "time embedder", "VSA gates for 2 blocks"):  # fmt: skip
+        assert said in found["fits"]
+    assert main(["inspect", str(tmp_path / "style.safetensors")]) == 0
+    text = capsys.readouterr().out
+    for said in ("LoRA", "2 pairs of rank 8; 2 alpha", "0 from the layer's alpha (2 pairs)", "2 x blocks.*.mlp.fc2",
+                 "lora_te1_x.lora_down.weight: 1 of no layer", "it names none"):  # fmt: skip
+        assert said in text
+    save_file({"x.lora_A.weight": torch.zeros(1, 1), "x.dora_scale": torch.zeros(1)}, tmp_path / "dora.safetensors")
+    assert main(["inspect", str(tmp_path / "dora.safetensors")]) == 1
+    assert "DoRA" in capsys.readouterr().err
+
+
+def test_one_shard_is_told_the_folder_to_name(tmp_path, capsys):
+    tensors = names.to_canonical(recorded("dit_vsa"))
+    save(tensors, tmp_path / "transformer", layout="diffusers", shards=2)
+    shard = next((tmp_path / "transformer").glob("*-00001-of-00002.safetensors"))
+    assert main(["inspect", str(shard)]) == 1
+    said = capsys.readouterr().err
+    assert "one of the 2 shards of a model" in said and f"Name their folder, {tmp_path / 'transformer'}" in said
+    (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors.index.json").unlink()
+    assert main(["inspect", str(shard)]) == 1
+    assert "their index (*.safetensors.index.json) is not beside it" in capsys.readouterr().err
