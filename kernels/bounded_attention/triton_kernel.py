@@ -21,15 +21,8 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _attend_step(q, k, v, live, total, acc, scale):
-    """Add one block of keys; `live` [1, N] masks them. `scale` has 1 / ln 2 in it: exponentials are of base 2."""
-    weight = tl.where(live, tl.exp2(tl.dot(q, k.T) * scale), 0.0)  # [BLOCK_M, N]
-    return total + tl.sum(weight, axis=1), tl.dot(weight.to(v.dtype), v, acc)
-
-
-@triton.jit
 def _bounded_attention_kernel(
-    q_ptr, k_ptr, v_ptr, k_tiles, v_tiles, out_ptr,
+    q_ptr, k_ptr, v_ptr, q_tiles, k_tiles, v_tiles, out_ptr,
     stride_qs, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, stride_out,
     N, scale,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL: tl.constexpr,
@@ -37,44 +30,51 @@ def _bounded_attention_kernel(
 ):
     head = tl.program_id(1)
     first = tl.program_id(2) * N
-    channel = tl.arange(0, D)
-    query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    query = tl.program_id(0) * BLOCK_M
+    channel = tl.arange(0, D)[None, :]
     # int64 before any stride: a fused product of 200 sequences passes 2**31 elements
-    row = (first + query).to(tl.int64)[:, None]
-    q = tl.load(
-        q_ptr + row * stride_qs + head * stride_qh + channel[None, :], mask=(query < N)[:, None], other=0.0
-    )  # [BLOCK_M, D]
-    k_ptr += first.to(tl.int64) * stride_ks + head * stride_kh + channel[None, :]
-    v_ptr += first.to(tl.int64) * stride_vs + head * stride_vh + channel[None, :]
+    if DESCRIPTORS:
+        # the last block reads on into the next sequence; rows do not mix, and those are not stored
+        q = q_tiles.load([first + query, head * stride_qh])  # [BLOCK_M, D]
+    else:
+        row = query + tl.arange(0, BLOCK_M)
+        q_ptr += first.to(tl.int64) * stride_qs + head * stride_qh + row.to(tl.int64)[:, None] * stride_qs
+        q = tl.load(q_ptr + channel, mask=(row < N)[:, None], other=0.0)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
     full = N // BLOCK_N * BLOCK_N
-    every = tl.full([1, BLOCK_N], 1, dtype=tl.int1)
     for start in tl.range(0, full, BLOCK_N, num_stages=STAGES):
         if DESCRIPTORS:
-            k = k_tiles.load([first + start, (head * stride_kh).to(tl.int32)])  # [BLOCK_N, D]
-            v = v_tiles.load([first + start, (head * stride_vh).to(tl.int32)])
+            k = k_tiles.load([first + start, head * stride_kh])  # [BLOCK_N, D]
+            v = v_tiles.load([first + start, head * stride_vh])
         else:
-            key = (start + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
-            k = tl.load(k_ptr + key * stride_ks)
-            v = tl.load(v_ptr + key * stride_vs)
-        total, acc = _attend_step(q, k, v, every, total, acc, scale)
-    for start in range(full, N, TAIL):
+            key = (first + start + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
+            k = tl.load(k_ptr + head * stride_kh + key * stride_ks + channel)
+            v = tl.load(v_ptr + head * stride_vh + key * stride_vs + channel)
+        weight = tl.exp2(tl.dot(q, k.T) * scale)  # [BLOCK_M, BLOCK_N]
+        total += tl.sum(weight, axis=1)
+        acc = tl.dot(weight.to(v.dtype), v, acc)
+    for start in tl.range(full, N, TAIL, num_stages=1):
         key = start + tl.arange(0, TAIL)
+        at = (first + key).to(tl.int64)[:, None]
         inside = (key < N)[:, None]
-        k = tl.load(k_ptr + key.to(tl.int64)[:, None] * stride_ks, mask=inside, other=0.0)  # [TAIL, D]
-        v = tl.load(v_ptr + key.to(tl.int64)[:, None] * stride_vs, mask=inside, other=0.0)
-        total, acc = _attend_step(q, k, v, (key < N)[None, :], total, acc, scale)
+        k = tl.load(k_ptr + head * stride_kh + at * stride_ks + channel, mask=inside, other=0.0)  # [TAIL, D]
+        v = tl.load(v_ptr + head * stride_vh + at * stride_vs + channel, mask=inside, other=0.0)
+        weight = tl.where((key < N)[None, :], tl.exp2(tl.dot(q, k.T) * scale), 0.0)
+        total += tl.sum(weight, axis=1)
+        acc = tl.dot(weight.to(v.dtype), v, acc)
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * stride_out + head * D + channel[None, :], out, mask=(query < N)[:, None])
+    row = query + tl.arange(0, BLOCK_M)
+    out_ptr += (first + row).to(tl.int64)[:, None] * stride_out + head * D + channel
+    tl.store(out_ptr, out, mask=(row < N)[:, None])
 
 
 def bounded_attention_triton(q, k, v, length):
     check_last_dim("bounded_attention", q=q, k=k, v=v)
     S, H, D = q.shape
     out = torch.empty(S, H * D, dtype=q.dtype, device=q.device)
-    described = _by_descriptor(q.device) and _describable(k) and _describable(v)
-    tiles = [_describe(k), _describe(v)] if described else [k, v]
+    described = _by_descriptor(q.device) and all(map(_describable, (q, k, v)))
+    tiles = [_describe(x, rows) for x, rows in ((q, BLOCK_M), (k, BLOCK_N), (v, BLOCK_N))] if described else [q, k, v]
     with torch.cuda.device_of(q):
         _bounded_attention_kernel[(triton.cdiv(length, BLOCK_M), H, S // length)](
             q, k, v, *tiles, out,
@@ -97,7 +97,7 @@ def _describable(x: torch.Tensor) -> bool:
     return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
 
 
-def _describe(x: torch.Tensor) -> TensorDescriptor:
-    """All rows, and all channels from the first head's on."""
+def _describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """All rows, and all channels from the first head's on, `rows` and one head at a time."""
     S, H, D = x.shape
-    return TensorDescriptor(x, [S, (H - 1) * x.stride(1) + D], [x.stride(0), 1], [BLOCK_N, D])
+    return TensorDescriptor(x, [S, (H - 1) * x.stride(1) + D], [x.stride(0), 1], [rows, D])

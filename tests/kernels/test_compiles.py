@@ -71,10 +71,10 @@ def attend(capabilities: tuple[int, ...], head_dim: int, element: str) -> Kernel
 
 
 def bounded(capabilities: tuple[int, ...], element: str, descriptors: bool) -> Kernel:
-    tiles = "tensordesc<T[64, 64]>" if descriptors else "*T"
+    queries, keys = (f"tensordesc<T[{rows}, 64]>" if descriptors else "*T" for rows in (128, 64))
     return Kernel(
         "bounded_attention.triton_kernel", "_bounded_attention_kernel",
-        pointers("q", "k", "v", "out") | {"k_tiles": tiles, "v_tiles": tiles}
+        pointers("q", "k", "v", "out") | {"q_tiles": queries, "k_tiles": keys, "v_tiles": keys}
         | strides("qs", "qh", "ks", "kh", "vs", "vh", "out") | counts("N") | {"scale": "fp32"},
         {"D": 64, "BLOCK_M": 128, "BLOCK_N": 64, "TAIL": 16, "DESCRIPTORS": descriptors, "STAGES": 3},
         capabilities=capabilities, elements=(element,),
@@ -140,9 +140,10 @@ KERNELS = (
             "int8_linear.triton_kernel", "_dequantise_int8_kernel",
             {"weight_ptr": "*i8", "scale_ptr": "*fp32", "rotation_ptr": "*fp16" if group else "*i8", "out_ptr": "*T"}
             | strides("weight") | counts("O", "I"),
-            {"GROUP": group, "ROW_BLOCKS": 8, "BLOCK_O": 64, "BLOCK_I": 64, "BLOCK_K": 64},
+            {"GROUP": group, "ROW_BLOCKS": 8, "BLOCK_O": rows, "BLOCK_I": columns}, capabilities=capabilities,
         )
         for group in (0, 256)
+        for rows, columns, capabilities in ((32, 16, CAPABILITIES[:1]), (64, 128, CAPABILITIES[1:]))
     ),
     bounded((75,), "fp16", descriptors=False),
     bounded((80, 86, 89), "bf16", descriptors=False),
