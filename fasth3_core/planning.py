@@ -54,7 +54,7 @@ class Wanted:
     eager: bool = False
     """Whether the sparse op runs with torch alone."""
     dequantised: int = 0
-    """Bytes of the largest weight that is widened to be multiplied with."""
+    """Bytes that a value of a quantised weight takes while it is widened to be multiplied with; 0 without any."""
 
 
 @dataclass(frozen=True, kw_only=True)

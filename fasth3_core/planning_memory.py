@@ -48,12 +48,9 @@ class RunBytes:
     """In the attention half of a block: residual stream, normed tokens, q, k, v, gate, result and the op's own."""
     feed_forward: int
     """In the other half."""
-    dequantised: int
-    """A quantised weight while it is multiplied with."""
-
     @property
     def peak(self) -> int:
-        return self.tables + self.request + max(self.attention, self.feed_forward) + self.dequantised + _LIBRARIES
+        return self.tables + self.request + max(self.attention, self.feed_forward) + _LIBRARIES
 
     @property
     def working(self) -> int:
@@ -88,13 +85,16 @@ def run_bytes(
         tiles: of the sparse op; None for dense attention.
         gated: whether the gates are not all zero.
         eager: whether the sparse op gathers with torch alone on a CUDA device.
-        dequantised: bytes of the largest weight that is widened to be multiplied with.
+        dequantised: bytes that a value of a quantised weight takes while it is widened; 0 without any.
     """
     C, inner = config.hidden_size, config.inner_dim
     stream, heads_wide = tokens * C * element, tokens * inner * element
     op = 0 if tiles is None else _sparse_op(tiles, config, gated) + (_GATHERED if eager else 0)
-    attention = 2 * stream + (4 + gated) * heads_wide + max(op, stream)
-    feed_forward = 3 * stream + min(tokens, FF_ROWS) * 3 * config.ffn_dim * element
+    # the output projection is the weight that is widened while q, k and v are still held
+    attention = 2 * stream + (4 + gated) * heads_wide + max(op, stream + dequantised * inner * C)
+    first = 2 * config.ffn_dim * C
+    hidden = min(tokens, FF_ROWS) * 3 * config.ffn_dim * element + (element * first if dequantised else 0)
+    feed_forward = 3 * stream + max(hidden, dequantised * first)
     time_rows = 4 if conditions else 2
     return RunBytes(
         tables=config.num_layers * forwards * time_rows * BLOCK_ROWS * C * element,
@@ -106,7 +106,6 @@ def run_bytes(
         ),
         attention=attention,
         feed_forward=feed_forward,
-        dequantised=dequantised,
     )
 
 

@@ -1,6 +1,5 @@
 """Weights of one transformer: on disk until they are asked for, then on a device: all, or a few blocks at a time."""
 
-import math
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -107,18 +106,10 @@ class ResidentStore:
         return self.sizes(device).device(self._placement)
 
     def widened_bytes(self, device: torch.device | str = "cpu") -> int:
-        """Bytes that the largest quantised weight takes while it is dequantised for its product; 0 without any."""
+        """Bytes that a value of a quantised weight takes while it is dequantised for a product; 0 without any."""
         element = self.dtype_on(device).itemsize
-        return max(
-            (
-                # float8 goes through fp32 as a whole, int8 some rows at a time
-                math.prod(self.plan.entries[f"{layer}.weight"].shape)
-                * (8 if spec.format.startswith("float8") else element)
-                for layer, spec in self.plan.quantised.items()
-                if f"{layer}.weight" in self.plan.entries
-            ),
-            default=0,
-        )
+        # float8 goes through fp32 as a whole, int8 some rows at a time
+        return max((8 if s.format.startswith("float8") else element for s in self.plan.quantised.values()), default=0)
 
     def host_bytes(self) -> int:
         """Memory of the process that streamed blocks take; what is in a mapped file is not counted."""
