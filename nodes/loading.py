@@ -57,6 +57,8 @@ class FastH3LoadModel(io.ComfyNode):
             f"contract {model.contract.name} ({model.contract.about}): {config.num_layers} blocks, "
             f"{config.adaln} AdaLN, {'with' if config.has_gates else 'no'} VSA gates"
         )
+        if (chosen := model.details["contract_by"]).startswith("default"):
+            text += f"; chosen by {chosen}"
         return io.NodeOutput(model, ui=tell(cls, text))
 
 

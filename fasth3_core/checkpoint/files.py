@@ -152,7 +152,8 @@ def describe_foreign(start: bytes) -> str | None:
     if start.startswith(b"GGUF"):
         return (
             "a GGUF file, which this package does not read. "
-            "Use the bf16, int8_convrot or fp8_scaled safetensors file of the same release."
+            "Use the bf16, int8_convrot or fp8_scaled safetensors file of the same release; the command 'quantize' "
+            "makes the latter two from the first."
         )
     if len(start) < 8:
         return f"too short ({len(start)} bytes) to be a safetensors file. Download the file again."

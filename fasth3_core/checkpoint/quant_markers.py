@@ -17,7 +17,7 @@ from .quant import DEFAULT_GROUP, FORMATS, Spec
 
 _SUPPORTED = (
     "Read are int8_tensorwise (with or without convrot) and float8 with scales: "
-    "use the bf16, int8_convrot or fp8_scaled file of the same release."
+    "use the bf16, int8_convrot or fp8_scaled file of the same release, or make one from bf16: command 'quantize'."
 )
 _KNOWN_FIELDS = {
     "format", "convrot", "convrot_groupsize", "full_precision_matrix_mult", "orig_dtype", "orig_shape",

@@ -122,3 +122,11 @@ def test_vae_pair_loads_and_lets_go(vae):
 def test_vae_working_memory_grows_with_canvas_and_batch(vae):
     small, large = vae.working_bytes(0, 256, 256), vae.working_bytes(0, 768, 1344)
     assert small < large < vae.working_bytes(16, 768, 1344)
+
+
+def test_a_contract_by_default_is_said(run, bundle):
+    output = run("FastH3LoadModel", model_name=bundle.names.base_model, contract="auto", dtype="auto")
+    assert output.args[0].contract.name == "base"
+    assert "chosen by default: without gates and a record" in output.ui["text"][0]
+    named = run("FastH3LoadModel", model_name=bundle.names.base_model, contract="base", dtype="auto")
+    assert "default" not in named.ui["text"][0]
