@@ -20,8 +20,9 @@ from .ops import TokenOps
 EPS = 1e-5
 """Of every norm of the transformer."""
 
-FF_ROWS = 16384
-"""Tokens a pass through the feed-forward: its 28,672-wide hidden state stays under 1 GB in bf16."""
+FF_ROWS = 40960
+"""Tokens a pass through the feed-forward, whose hidden state then takes no more memory than q, k, v and the gate of a
+10-second request do. A block of 37,966 tokens on an H200: 62.2 ms in one pass, 62.5 in two, 63.5 in three."""
 
 Weights = Mapping[str, torch.Tensor]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
