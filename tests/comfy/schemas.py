@@ -29,8 +29,8 @@ def plain(info: dict) -> dict:
         for spec in section.values():
             options = _options(spec)
             if options and any(isinstance(option, str) and "." in option for option in options):
-                options.clear()
-                if len(spec) > 1:
+                options[:] = [option for option in options if not (isinstance(option, str) and "." in option)]
+                if not options and len(spec) > 1:
                     spec[1].pop("default", None)
     return info
 
