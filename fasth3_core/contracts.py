@@ -228,5 +228,5 @@ def _from_record(recorded: Mapping[str, Any]) -> Contract:
         sparsity=None if dense else sparsity,
         tile_size=number("vsa_tile_size", known.tile_size, f"one of {list(TILE_SHAPES)}", TILE_SHAPES.__contains__),
         tasks=("t2va",),
-        about=f"recorded beside the weights ({recorded.get('model_id', 'no model id')})",
+        about=f"recorded with the weights ({recorded.get('model_id', 'no model id')})",
     )
