@@ -1,9 +1,10 @@
 """An API-format graph against the nodes there are: all problems at once, before anything runs."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ..nodes._host import dynamic_inputs
+from ..nodes._host import dynamic_inputs, io
 from .graph import Graph, GraphError, is_link
 
 _NUMBERS = {"INT": int, "FLOAT": float}
@@ -28,6 +29,10 @@ def check(graph: Graph, classes: Mapping[str, type]) -> list[str]:
             problems += [f"{where}: {text}" for text in _node_problems(graph, i, cls, known)]
         if not any(cls.OUTPUT_NODE for cls in known.values()):
             problems.append("no node saves or shows anything")
+        if not problems:  # what nodes check themselves, of values that fit their widgets
+            for i, cls in known.items():
+                where = f"node {i} ({graph[i]['class_type']})"
+                problems += [f"{where}: {text}" for text in _own_checks(graph[i]["inputs"], cls)]
     if problems:
         raise GraphError("the graph cannot run:\n" + "\n".join(f"  {text}" for text in problems))
     return _order(graph)
@@ -48,6 +53,15 @@ def _node_problems(graph: Graph, node_id: str, cls: type, known: Mapping[str, ty
         else:
             problems += _value_problems(name, value, spec)
     return problems
+
+
+def _own_checks(inputs: Mapping[str, Any], cls: type) -> list[str]:
+    """What the node's validate_inputs finds in the values that it asks for by name; links have none yet."""
+    if cls.validate_inputs.__func__ is io.ComfyNode.validate_inputs.__func__:
+        return []
+    named = set(inspect.signature(cls.validate_inputs).parameters)
+    found = cls.validate_inputs(**{k: v for k, v in inputs.items() if k in named and not is_link(v)})
+    return [found] if isinstance(found, str) else []
 
 
 def _link_problems(name: str, link: list, spec: tuple, known: Mapping[str, type]) -> list[str]:

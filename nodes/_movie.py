@@ -1,6 +1,7 @@
 """What the saving nodes share: sound checked before it is muxed, settings tried out, and what a file tells."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ class Track:
     sound: Sound | None = None
     probe: AudioProbe | None = None
     warnings: tuple[str, ...] = ()
+    keep_raw: Callable[[], None] = lambda: None
+    """Writes the sound as it came beside the video, if there is reason to; called once the video is there."""
 
 
 def check_sound(
     path: Path, output: Output, width: int, height: int, frames: int, wave_CL: torch.Tensor | None, rate: int
 ) -> Track:
-    """Look at the sound, try the settings out, and keep the raw sound beside `path` if anything is wrong with it, or if
-    the format has no track for it.
+    """Look at the sound and try the settings out. The raw sound is to be kept beside `path` if anything is wrong with
+    it, or if the format has no track for it.
 
     Raises what writing the file would raise for another reason than its sound.
     """
@@ -47,12 +50,12 @@ def check_sound(
         log.warning("FastH3: the sound cannot be encoded", exc_info=True)
         warnings.append(f"the sound cannot be encoded as {output.audio_codec} and is not in the file: {error}")
         sound = None
-    if warnings or (output.audio_codec == "none" and output.audio == "auto"):
-        raw = beside(path, output, ".wav")
-        write_wav(raw, wave_CL, rate)
-        if warnings:
-            warnings.append(f"the raw sound is kept in {raw.name}")
-    return Track(sound, probe, tuple(warnings))
+    if not warnings and (output.audio_codec != "none" or output.audio == "none"):
+        return Track(sound, probe)
+    raw = beside(path, output, ".wav")
+    if warnings:
+        warnings.append(f"the raw sound is kept in {raw.name}")
+    return Track(sound, probe, tuple(warnings), lambda: write_wav(raw, wave_CL, rate))
 
 
 def beside(path: Path, output: Output, suffix: str) -> Path:

@@ -104,6 +104,7 @@ class FastH3DecodeToVideo(io.ComfyNode):
             metadata = _movie.metadata(cls, host, report, track, **facts)
             with _previews.fitting(vae, video) as fit:
                 _write(decoder, file.path, settings, track, metadata, fit)
+            track.keep_raw()
         lines = [f"{file.filename}: {width}x{height}, {decoder.frames} frames ({decoder.frames / FPS:.2f} s), {format}"]
         lines += [f"warning: {text}" for text in decoder.notes] + _movie.lines(track)
         told = "\n".join(lines)

@@ -56,6 +56,7 @@ class FastH3SavePreview(io.ComfyNode):
         with delivering(file.path, output, width, height, sound=track.sound, metadata=metadata) as put:
             for chunk in _chunks(host, images):
                 put(chunk)
+        track.keep_raw()
         told = "\n".join([
             f"{file.filename}: {width}x{height}, {frames} frames ({frames / FPS:.2f} s)", *_movie.lines(track),
         ])

@@ -12,7 +12,7 @@ _DC_LEVEL = 0.05
 _SILENCE_RMS = 1e-4
 _CONSTANT = 1e-5
 """Swing of a channel below which it does not move at all."""
-_SPIKE = 0.3
+_SPIKE = 0.4
 """How far a click stands off the line between its neighbours ..."""
 _SPIKE_RATIO = 25.0
 """... and how many times farther than the samples around it do on average. White noise reaches 6, a drum about 10."""

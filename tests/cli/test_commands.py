@@ -13,7 +13,9 @@ from comfyui_fasth3 import cli
 from comfyui_fasth3.cli import demo
 from comfyui_fasth3.cli.demo_bundle import write_bundle
 from comfyui_fasth3.cli.graph import read_graph
-from comfyui_fasth3.fasth3_core.media.mux import write_mp4
+from comfyui_fasth3.fasth3_core.media.delivery import delivering
+from comfyui_fasth3.fasth3_core.media.formats import Output
+from comfyui_fasth3.fasth3_core.media.sound import fit
 from PIL import Image
 
 
@@ -98,6 +100,9 @@ def test_run_the_shipped_graph(bundle, tmp_path, capsys):
     ("FastH3Sampler.grid=other", "grid='other' is not one of"),
     ("FastH3Sampler.sede=1", "no input 'sede'"),
     ("FastH3LoadModel.contract=base", "trained VSA gates"),
+    ("FastH3DecodeToVideo.filename_prefix=../a", "filename_prefix='../a': expected a name inside the output folder"),
+    ("FastH3DecodeToVideo.crf=60", "crf=60: expected 0 to 51 for mp4 h264"),
+    ('FastH3DecodeToVideo.audio_codec="mp3"', "audio_codec='mp3' is not one of 'auto'"),
 ])  # fmt: skip
 def test_run_refuses(bundle, tmp_path, capsys, setting, message):
     assert run_shipped(bundle, tmp_path, setting) == 1
@@ -176,7 +181,9 @@ def test_demo_sees_what_is_wrong(tmp_path, change, message):
     size = change.get("size")
     frames = torch.rand(5, size or demo.HEIGHT, size or demo.WIDTH, 3)
     audio = change.get("audio", torch.zeros(2, 32000))
-    write_mp4(tmp_path / "a.mp4", [frames], audio=audio)
+    sound = None if audio is None else fit(audio, 32000, 5)
+    with delivering(tmp_path / "a.mp4", Output(), *reversed(frames.shape[1:3]), sound=sound) as put:
+        put(frames)
     assert any(message in problem for problem in demo.look_at(tmp_path / "a.mp4", change.get("frames", 5)))
 
 
@@ -225,5 +232,5 @@ def test_file_nodes(tmp_path, capsys):
 def test_the_demo_graph_is_the_shipped_one():
     assert {node["class_type"] for node in read_graph(demo.GRAPH).values()} == {
         "FastH3LoadModel", "FastH3LoadVAE", "FastH3LoadPromptEmbeds", "FastH3EmptyLatent", "FastH3Sampler",
-        "FastH3Decode", "FastH3SavePreview",
+        "FastH3DecodeToVideo",
     }  # fmt: skip
