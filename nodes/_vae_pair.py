@@ -1,5 +1,6 @@
 """FASTH3_VAE: the two VAEs of one request, on disk until they are needed."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +9,17 @@ import torch
 
 from ..fasth3_core.checkpoint.audio_names import plan_audio_vae
 from ..fasth3_core.checkpoint.component import open_component
+from ..fasth3_core.checkpoint.draft_names import plan_draft_decoder
 from ..fasth3_core.checkpoint.kinds import Entry
 from ..fasth3_core.checkpoint.load import AUDIO_VAE_FOLDERS, VIDEO_VAE_FOLDERS, load_audio_vae, load_video_vae
 from ..fasth3_core.checkpoint.vae_names import plan_video_vae
 from ..fasth3_core.vae import AudioVAE, VideoVAE
 from ..fasth3_core.vae.chunks import CLIP_FRAMES, DECODED_FRAMES
+from ..fasth3_core.vae.draft import DRAFT, DraftVAE, is_draft
 from ..fasth3_core.vae.run import AUTO_TILE_BATCH
 from ..fasth3_core.vae.video import FP8
+
+log = logging.getLogger("fasth3")
 
 _ENCODER = ("encoder.", "quant_conv.")
 _TILE_BYTES = 160 << 20
@@ -34,11 +39,15 @@ class VaePair:
 
     def __init__(self, video_path: Path, audio_path: Path, dtype: str):
         self._paths, self._dtype = (video_path, audio_path), dtype
-        video = plan_video_vae(open_component(video_path, VIDEO_VAE_FOLDERS))
+        component = open_component(video_path, VIDEO_VAE_FOLDERS)
+        draft = is_draft(component.tensors)
+        video = plan_draft_decoder(component) if draft else plan_video_vae(component)
+        self.note = DRAFT if draft else ""
+        """What a user has to know about the pictures; "" for a decoder of the released plan."""
         audio = plan_audio_vae(open_component(audio_path, AUDIO_VAE_FOLDERS))
         self._video = [entry for name, entry in video.entries.items() if not name.startswith(_ENCODER)]
         self._audio_values = sum(math.prod(shape) for shape in audio.shapes.values())
-        self._loaded: tuple[VideoVAE, AudioVAE] | None = None
+        self._loaded: tuple[VideoVAE | DraftVAE, AudioVAE] | None = None
         encoder = [math.prod(shape) for name, shape in video.shapes.items() if name.startswith(_ENCODER)]
         self.encoder = VaeEncoder(video_path, 4 * sum(encoder)) if encoder else None
         """What encodes pictures, brought to a device for itself; None in a file without."""
@@ -48,7 +57,7 @@ class VaePair:
         return self._paths[0]
 
     @property
-    def video(self) -> VideoVAE:
+    def video(self) -> VideoVAE | DraftVAE:
         return self._loaded[0]
 
     @property
@@ -86,6 +95,8 @@ class VaePair:
         video = load_video_vae(self._paths[0], self._dtype, device, only="decoder")
         if check_interrupt is not None:
             check_interrupt()
+        if self.note:
+            log.warning("%s: %s", self._paths[0].name, self.note)
         audio = load_audio_vae(self._paths[1], device)
         self._loaded = (video, audio)
         if progress is not None:

@@ -81,6 +81,7 @@ class FastH3LoadVAE(io.ComfyNode):
                 ),
             ],
             outputs=[Vae.Output(display_name="vae")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -91,4 +92,5 @@ class FastH3LoadVAE(io.ComfyNode):
     @classmethod
     def execute(cls, video_vae, audio_vae, dtype) -> io.NodeOutput:
         roots = _host.get().model_roots(_VAE_FOLDER)
-        return io.NodeOutput(VaePair(resolve(roots, video_vae), resolve(roots, audio_vae), dtype))
+        pair = VaePair(resolve(roots, video_vae), resolve(roots, audio_vae), dtype)
+        return io.NodeOutput(pair, ui=tell(cls, pair.note) if pair.note else None)

@@ -16,11 +16,13 @@ from ..contracts import against_record, chosen_by, infer
 from ..errors import CheckpointError, ConfigError
 from ..model.handle import H3Model
 from ..vae import AudioVAE, VideoVAE
-from ..vae.video import FP8
+from ..vae.draft import DraftVAE, is_draft
+from ..vae.video import FP8, NO_ENCODER
 from ..weights.policy import DTYPES
 from ..weights.store import ResidentStore, shared
 from . import audio_names, names, vae_names
 from .component import Component, open_component, read_json
+from .draft_names import plan_draft_decoder
 from .kinds import Plan
 from .reading import FileReader
 
@@ -119,8 +121,8 @@ def recorded_contract(component: Component) -> Mapping[str, Any] | None:
 
 def load_video_vae(
     path: str | Path, dtype: str | torch.dtype = "auto", device: torch.device | str = "cpu", *, only: str = ""
-) -> VideoVAE:
-    """Open the video VAE and read it to `device`.
+) -> VideoVAE | DraftVAE:
+    """Open the video VAE, or a draft decoder, and read it to `device`.
 
     Args:
         dtype: of the decoder's products. "auto" is fp16 on an accelerator and fp32 on the CPU; "fp8" quantises those
@@ -132,6 +134,11 @@ def load_video_vae(
     """
     device = torch.device(device)
     component = open_component(path, VIDEO_VAE_FOLDERS)
+    if is_draft(component.tensors):
+        if only == "encoder":
+            raise CheckpointError(NO_ENCODER)
+        with _lazy(component, plan_draft_decoder(component), device) as tensors:
+            return DraftVAE.from_tensors(tensors, _vae_dtype(dtype, device), device)
     plan = vae_names.plan_video_vae(component)
     head_dim = vae_names.decoder_head_dim(component.config)
     with _lazy(component, plan, device) as tensors:
