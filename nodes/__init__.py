@@ -9,6 +9,7 @@ from .keyframes import FastH3Keyframes
 from .latents import FastH3LoadLatent, FastH3SaveLatent
 from .loading import FastH3LoadModel, FastH3LoadVAE
 from .offload import FastH3Offload
+from .planning import FastH3Plan
 from .sampling import FastH3Sampler
 from .saving import FastH3SavePreview
 from .vsa import FastH3VSAConfig
@@ -25,6 +26,7 @@ NODES: list[type[io.ComfyNode]] = [
     FastH3LoadPromptEmbeds,
     FastH3ApplyAdapter,
     FastH3Offload,
+    FastH3Plan,
     FastH3DecodeToVideo,
     FastH3SaveLatent,
     FastH3LoadLatent,

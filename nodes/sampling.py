@@ -10,9 +10,7 @@ from ..fasth3_core.planning import Wanted, plan
 from ..fasth3_core.sampling.loop import sample
 from ..fasth3_core.sampling.request import Request
 from ..fasth3_core.sampling.settings import GRIDS, RunSettings, resolve
-from ..fasth3_core.vsa.attention import resolve_ops
 from ..fasth3_core.weights.placement import Offload
-from ..kernels.device import Case
 from . import _conditioning, _host, _latents, _placing
 from ._host import io
 from ._previews import step_shower
@@ -82,7 +80,7 @@ class FastH3Sampler(io.ComfyNode):
         settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
         wanted = _wanted(model, request, settings, device)
         planned = plan(wanted)
-        _placing.place(model, offload, wanted, planned.run.working, device)
+        _placing.place(model, offload, wanted, device)
         try:
             started = time.perf_counter()
             host.acquire(model.store, device, planned.run.working)
@@ -113,16 +111,11 @@ def _wanted(model: H3Model, request: Request, settings: RunSettings, device: tor
 
     Raises BackendUnavailable if a named backend cannot run there, GeometryError for conditions that do not fit.
     """
-    layout, dtype = request.layout(), model.store.dtype_on(device)
-    eager = False
-    if settings.vsa is not None:
-        case = Case(device=device, dtype=dtype, head_dim=model.config.head_dim, tile_size=settings.vsa.tile_size)
-        ops = resolve_ops(settings.vsa.backend, case)
-        eager = device.type == "cuda" and ops.block_sparse_attention.name == "eager"
-    text, *conditions, _ = layout.prefix
+    text, *conditions, _ = request.layout().prefix
     return Wanted(
         width=request.latent_width * LATENT_PIXELS, height=request.latent_height * LATENT_PIXELS,
         frames=request.frames, text_tokens=text, condition_tokens=sum(conditions),
         forwards=settings.video.num_forwards, config=model.config, vsa=settings.vsa, sizes=model.store.sizes(device),
-        element_size=dtype.itemsize, eager=eager, dequantised=model.store.widened_bytes(device),
+        element_size=model.store.dtype_on(device).itemsize, eager=_placing.gathers(model, settings, device),
+        dequantised=model.store.widened_bytes(device),
     )

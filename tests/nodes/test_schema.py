@@ -64,6 +64,21 @@ EXPECTED = {
         ],
         ["FASTH3_MODEL", "STRING"],
     ),
+    "FastH3Offload": (
+        [
+            ("policy", "COMBO", "auto"), ("device_gib", "FLOAT", 0.0), ("slots", "INT", 2),
+            ("resident_blocks", "INT", -1), ("pinned_gib", "FLOAT", -1.0), ("after_run", "COMBO", "keep"),
+        ],
+        ["FASTH3_OFFLOAD"],
+    ),
+    "FastH3Plan": (
+        [
+            ("model", "FASTH3_MODEL", None), ("width", "INT", 1344), ("height", "INT", 768), ("seconds", "FLOAT", 5.0),
+            ("aspect", "COMBO", "custom"), ("megapixels", "FLOAT", 0.0), ("text_tokens", "INT", 300),
+            ("vsa", "FASTH3_VSA", None), ("offload", "FASTH3_OFFLOAD", None),
+        ],
+        ["INT", "INT", "FLOAT", "INT", "STRING"],
+    ),
     "FastH3DecodeToVideo": (
         [
             ("vae", "FASTH3_VAE", None), ("latent", "LATENT", None), ("filename_prefix", "STRING", "video/FastH3"),
@@ -88,7 +103,7 @@ EXPECTED = {
     ),
 }
 OPTIONAL = {
-    ("FastH3Sampler", "vsa"), ("FastH3Sampler", "offload"), ("FastH3SavePreview", "audio"),
+    ("FastH3Plan", "vsa"), ("FastH3Plan", "offload"), ("FastH3Sampler", "vsa"), ("FastH3Sampler", "offload"), ("FastH3SavePreview", "audio"),
     ("FastH3DecodeToVideo", "report"), ("FastH3SaveLatent", "report"), ("FastH3SavePreview", "report"),
     ("FastH3EmptyLatent", "aspect"), ("FastH3EmptyLatent", "megapixels"),
     *(("FastH3Keyframes", name) for name in ("first_frame", "last_frame", "fit", "alpha", "posterior")),
@@ -137,9 +152,11 @@ def test_contracts_are_offered_by_name(schemas):
     assert options == ["auto", *CONTRACTS]
 
 
-def test_nodes_that_save_are_outputs(schemas):
+def test_nodes_that_save_or_show_are_outputs(schemas):
     saving = {node_id for node_id, schema in schemas.items() if schema.is_output_node}
-    assert saving == {"FastH3DecodeToVideo", "FastH3SaveLatent", "FastH3SavePreview", "FastH3SavePromptEmbeds"}
+    assert saving == {
+        "FastH3DecodeToVideo", "FastH3Plan", "FastH3SaveLatent", "FastH3SavePreview", "FastH3SavePromptEmbeds",
+    }
 
 
 def test_the_package_offers_the_v3_entry_point_alone():
