@@ -89,7 +89,10 @@ EXPECTED = {
         ["STRING", "AUDIO"],
     ),
     "FastH3SaveLatent": (
-        [("latent", "LATENT", None), ("filename_prefix", "STRING", "latents/FastH3"), ("report", "FASTH3_REPORT", None)],
+        [
+            ("latent", "LATENT", None), ("filename_prefix", "STRING", "latents/FastH3"),
+            ("report", "FASTH3_REPORT", None),
+        ],
         [],
     ),
     "FastH3LoadLatent": ([("file", "COMBO", None)], ["LATENT", "FASTH3_REPORT"]),
@@ -103,7 +106,8 @@ EXPECTED = {
     ),
 }
 OPTIONAL = {
-    ("FastH3Plan", "vsa"), ("FastH3Plan", "offload"), ("FastH3Sampler", "vsa"), ("FastH3Sampler", "offload"), ("FastH3SavePreview", "audio"),
+    ("FastH3Plan", "vsa"), ("FastH3Plan", "offload"),
+    ("FastH3Sampler", "vsa"), ("FastH3Sampler", "offload"), ("FastH3SavePreview", "audio"),
     ("FastH3DecodeToVideo", "report"), ("FastH3SaveLatent", "report"), ("FastH3SavePreview", "report"),
     ("FastH3EmptyLatent", "aspect"), ("FastH3EmptyLatent", "megapixels"),
     *(("FastH3Keyframes", name) for name in ("first_frame", "last_frame", "fit", "alpha", "posterior")),
