@@ -49,7 +49,7 @@ def inputs(rows: int) -> dict[str, tuple]:
         "gated_residual": (x, y, gate, segments),
         "residual_rms_modulate": (x, y, gate, norm, scale, shift, segments, EPS),
         "qk_norm_rope": (q, k, q_norm, k_norm, angles.cos().to(DTYPE), angles.sin().to(DTYPE), EPS),
-        "swiglu": (normal(min(rows, FF_ROWS), 2 * F), True),
+        "swiglu": normal(min(rows, FF_ROWS), 2 * F).chunk(2, dim=-1)[::-1],
     }
 
 
@@ -59,17 +59,15 @@ def moved(name: str, args: tuple) -> int:
     if name in tokens:
         return tokens[name] * args[0].numel() * args[0].element_size()
     if name == "swiglu":
-        return args[0].numel() * args[0].element_size() * 3 // 2
+        return args[0].numel() * args[0].element_size() * 3
     return 4 * args[0].numel() * args[0].element_size()
 
 
 def run(name: str, backend: str, args: tuple) -> list[torch.Tensor]:
     """The op's results: what it returns and what it overwrites."""
     function = getattr(ops[name], name)
-    if name == "swiglu":
-        return [function(args[0], gate_first=args[1], backend=backend)]
     out = function(*args, backend=backend)
-    overwritten = {"rms_modulate": 0, "gated_residual": 1, "residual_rms_modulate": 1, "qk_norm_rope": 2}[name]
+    overwritten = {"gated_residual": 1, "residual_rms_modulate": 1, "qk_norm_rope": 2}.get(name, 0)
     return [t for t in (out, *args[:overwritten]) if t is not None]
 
 

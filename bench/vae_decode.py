@@ -194,7 +194,7 @@ def parts(half: vae.VideoVAE, tiles: int) -> list[dict]:
         "out product": lambda: ops.project(y, block.out),
         "residual_rms": lambda: ops.residual_rms(x, y, block.scale1, block.out.bias, block.norm2, 1e-5, half.dtype),
         "ff_in product": lambda: torch.nn.functional.linear(normed, block.ff_in.weight),
-        "biased_swiglu": lambda: ops.biased_swiglu(*both.chunk(2, dim=1), block.ff_in.bias),
+        "swiglu": lambda: ops.swiglu(*both.chunk(2, dim=1), block.ff_in.bias),
         "ff_out product": lambda: ops.project(hidden, block.ff_out),
     }
     rows = [{"part": name, "tiles": tiles, "ms": round(do_bench(step, return_mode="median"), 4)}

@@ -4,7 +4,6 @@ Importing this package registers every op that has more than one implementation.
 """
 
 from . import (
-    biased_swiglu,
     block_sparse_attention,
     bounded_attention,
     coarse_branch,
@@ -24,7 +23,6 @@ from . import (
 )
 
 __all__ = [
-    "biased_swiglu",
     "block_sparse_attention",
     "bounded_attention",
     "coarse_branch",

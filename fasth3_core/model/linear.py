@@ -1,7 +1,5 @@
 """y = x Wᵀ + b for every form in which W is kept."""
 
-from collections.abc import Iterable
-
 import torch
 import torch.nn.functional as F
 
@@ -19,7 +17,7 @@ def linear(
     """Project [..., in] to [..., out].
 
     Args:
-        x: in the dtype of the result, or what `operand` made of it.
+        x: in the dtype of the result, or rows that an op made in `operand_form`.
         weight: [out, in]: a tensor in x's dtype; an `AdaptedWeight`, whose increments are added to what its base gives;
             an int8 weight, which is dequantised inside the op; an `Fp8Weight`; any other quantised weight, which is
             dequantised for this call alone.
@@ -39,6 +37,7 @@ def linear(
     return F.linear(x, weight.dequantise(x.dtype), bias)
 
 
-def operand(x: torch.Tensor, weights: Iterable[Weight], ops: TokenOps) -> torch.Tensor | QuantisedRows:
-    """x [S, in] as `linear` takes it for all of these weights: in fp8 if they are, so that it is quantised once."""
-    return ops.quantise_rows(x, FP8) if all(isinstance(weight, Fp8Weight) for weight in weights) else x
+def operand_form(*weights: Weight) -> str:
+    """The form in which the op before makes the rows that all of these weights are multiplied with: fp8 if they all
+    are, so that rows are quantised once and never written wide; "" for plain rows otherwise."""
+    return FP8 if all(isinstance(weight, Fp8Weight) for weight in weights) else ""

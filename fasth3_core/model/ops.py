@@ -34,10 +34,6 @@ class TokenOps:
     def quantise_rows(self) -> Resolved:
         return registry.follow("quantise_rows", self.backend, self.case)
 
-    @cached_property
-    def biased_swiglu(self) -> Resolved:
-        return registry.follow("biased_swiglu", self.backend, self.case)
-
     def table(self) -> list[dict]:
         """A row per op: implementation, calls, reasons of those refused."""
         return registry.table(op for op in vars(self).values() if isinstance(op, Resolved))

@@ -15,6 +15,9 @@ from .tensors import Linear
 
 Rows = torch.Tensor | QuantisedRows
 
+FF_ROWS = 16384
+"""Tokens whose feed-forward is computed at once: 0.8 GB in fp16 at the released width. Whole frames have more."""
+
 
 @dataclass(frozen=True)
 class BlockOps:
@@ -22,7 +25,7 @@ class BlockOps:
 
     residual_rms: Callable
     head_norm_rope: Callable
-    biased_swiglu: Callable
+    swiglu: Callable
     bounded_attention: Callable
     quantise_rows: Callable
     form: str
@@ -32,7 +35,7 @@ class BlockOps:
     @classmethod
     def choose(cls, device: torch.device, dtype: torch.dtype, head_dim: int, form: str = "") -> "BlockOps":
         case = Case(device=device, dtype=dtype, head_dim=head_dim)
-        adding = [registry.resolve(name, "auto", case) for name in ("residual_rms", "head_norm_rope", "biased_swiglu")]
+        adding = [registry.resolve(name, "auto", case) for name in ("residual_rms", "head_norm_rope", "swiglu")]
         others = [registry.resolve(name, "auto", case) for name in ("bounded_attention", "quantise_rows")]
         return cls(*adding, *others, form, leaves_bias=form != "" or all(op.name == "triton" for op in adding))
 
@@ -47,16 +50,25 @@ class BlockOps:
             y = int8_linear(x, layer.weight.data, layer.weight.scale, bias, group=layer.weight.group)
         return y, layer.bias if self.leaves_bias else None
 
-    def whole(self, x: Rows, layer: Linear) -> torch.Tensor:
-        """The product with its bias."""
-        y, bias = self.project(x, layer)
-        return y if bias is None else y + bias
-
     def rows(self, x: torch.Tensor) -> Rows:
         """What no op of ours made, in the form that products take."""
         return self.quantise_rows(x, self.form) if self.form else x
 
-    def feed_forward_hidden(self, x: Rows, layer: Linear) -> Rows:
+    def feed_forward(self, x: Rows, layer_in: Linear, layer_out: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The branch and the bias left to add, as of `project`; many rows in parts, whose hidden values are bounded."""
+        count = len(x) if isinstance(x, torch.Tensor) else len(x.data)
+        if count <= FF_ROWS:
+            return self.project(self._hidden(x, layer_in), layer_out)
+        y = None
+        for start in range(0, count, FF_ROWS):
+            rows = slice(start, start + FF_ROWS)
+            part = x[rows] if isinstance(x, torch.Tensor) else QuantisedRows(x.data[rows], x.scale[rows])
+            made, bias = self.project(self._hidden(part, layer_in), layer_out)
+            y = made.new_empty(count, made.shape[1]) if y is None else y
+            y[rows] = made
+        return y, bias
+
+    def _hidden(self, x: Rows, layer: Linear) -> Rows:
         """silu(gate) * value of a layer with the value's rows first."""
         if self.leaves_bias or not isinstance(layer.weight, torch.Tensor):
             y, bias = self.project(x, layer)

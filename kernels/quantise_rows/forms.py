@@ -20,6 +20,10 @@ class QuantisedRows:
     scale: torch.Tensor
     """fp32 [S, 1]."""
 
+    def __len__(self) -> int:
+        """S."""
+        return len(self.data)
+
     def __getitem__(self, rows: slice) -> "QuantisedRows":
         """Some of the rows, as views."""
         return QuantisedRows(self.data[rows], self.scale[rows])

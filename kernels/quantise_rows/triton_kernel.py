@@ -14,15 +14,27 @@ _ROUND = tl.constexpr(12582912.0)
 
 
 @triton.jit
+def row_scale(largest, TOP: tl.constexpr):
+    """The scale of a row whose largest magnitude is given."""
+    return tl.maximum(largest / TOP, _TINY)
+
+
+@triton.jit
+def quantised(out, scale, TOP: tl.constexpr):
+    """fp32 values in units of `scale`, ready to be stored in a type that reaches +-TOP."""
+    out = out / scale
+    if TOP == 127:
+        out = (out + _ROUND) - _ROUND
+    return tl.minimum(tl.maximum(out, -TOP), TOP)
+
+
+@triton.jit
 def store_row(out_ptr, row_scale_ptr, row, cols, inside, out, TOP: tl.constexpr):
     """Write a row of fp32 values that are 0 where not `inside`: as they are if TOP is 0, else quantised to +-TOP."""
     if TOP > 0:
-        scale = tl.maximum(tl.max(tl.abs(out), axis=0) / TOP, _TINY)
+        scale = row_scale(tl.max(tl.abs(out), axis=0), TOP)
         tl.store(row_scale_ptr + row, scale)
-        out = out / scale
-        if TOP == 127:
-            out = (out + _ROUND) - _ROUND
-        out = tl.minimum(tl.maximum(out, -TOP), TOP)
+        out = quantised(out, scale, TOP)
     tl.store(out_ptr + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 

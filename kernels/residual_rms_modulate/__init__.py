@@ -3,6 +3,7 @@
 import torch
 
 from ..device import Case, triton_why_not
+from ..quantise_rows import QuantisedRows
 from ..registry import Impl, register, resolve
 from ..segments import Segments
 from .eager import residual_rms_modulate_eager
@@ -20,9 +21,10 @@ def residual_rms_modulate(
     shift: torch.Tensor,
     segments: Segments,
     eps: float,
+    form: str = "",
     *,
     backend: str = "auto",
-) -> torch.Tensor:
+) -> torch.Tensor | QuantisedRows:
     """Add gate[r] * y to x in place; return RMSNorm(x) * (1 + scale[r]) + shift[r] of the x as stored.
 
     Args:
@@ -30,15 +32,16 @@ def residual_rms_modulate(
         weight: [C].
         gate, scale, shift: [R, C], last dimension contiguous. The gate is a plain multiplier: no activation.
         segments: r of every token.
+        form: "" for a plain tensor, or a form of quantise_rows: the result is then quantised without a rounding before.
 
     Returns:
-        [S, C] in x's dtype.
+        [S, C] in x's dtype, or QuantisedRows.
 
     Raises:
         BackendUnavailable: the named backend cannot take x.
     """
     run = resolve("residual_rms_modulate", backend, Case.of(x))
-    return run(x, y, gate, weight, scale, shift, segments, eps)
+    return run(x, y, gate, weight, scale, shift, segments, eps, form)
 
 
 def _load_triton():

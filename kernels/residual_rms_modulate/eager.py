@@ -4,6 +4,6 @@ from ..gated_residual.eager import gated_residual_eager
 from ..rms_modulate.eager import rms_modulate_eager
 
 
-def residual_rms_modulate_eager(x_SC, y_SC, gate_RC, weight_C, scale_RC, shift_RC, segments, eps):
+def residual_rms_modulate_eager(x_SC, y_SC, gate_RC, weight_C, scale_RC, shift_RC, segments, eps, form=""):
     gated_residual_eager(x_SC, y_SC, gate_RC, segments)
-    return rms_modulate_eager(x_SC, weight_C, scale_RC, shift_RC, segments, eps)
+    return rms_modulate_eager(x_SC, weight_C, scale_RC, shift_RC, segments, eps, form)

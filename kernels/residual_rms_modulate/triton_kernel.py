@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 
 from ..device import check_last_dim
+from ..quantise_rows.forms import FORMS, empty_rows
+from ..rms_modulate.triton_kernel import store_modulated
 
 BLOCK_C = 2048
 NUM_WARPS = 4
@@ -15,10 +17,10 @@ NUM_WARPS = 4
 
 @triton.jit
 def _residual_rms_modulate_kernel(
-    x_ptr, y_ptr, gate_ptr, weight_ptr, scale_ptr, shift_ptr, rows_ptr, out_ptr,
+    x_ptr, y_ptr, gate_ptr, weight_ptr, scale_ptr, shift_ptr, rows_ptr, out_ptr, row_scale_ptr,
     stride_x, stride_y, stride_gate, stride_scale, stride_shift,
     eps,
-    C: tl.constexpr, BLOCK_C: tl.constexpr,
+    C: tl.constexpr, TOP: tl.constexpr, BLOCK_C: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + token).to(tl.int64)
@@ -41,27 +43,22 @@ def _residual_rms_modulate_kernel(
         squares += x.to(tl.float32) * x.to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(squares, axis=0) / C + eps)
     tl.debug_barrier()  # the second pass may give a channel to another thread than the one that stored it
-    for start in range(0, C, BLOCK_C):
-        cols = start + tl.arange(0, BLOCK_C)
-        inside = cols < C
-        x = tl.load(x_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.load(scale_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-        shift = tl.load(shift_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-        out = x * inverse_rms * weight * (1.0 + scale) + shift
-        tl.store(out_ptr + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
+    store_modulated(
+        x_ptr, weight_ptr, scale_ptr, shift_ptr, out_ptr, row_scale_ptr + token, inverse_rms, C, TOP, BLOCK_C
+    )
 
 
-def residual_rms_modulate_triton(x, y, gate, weight, scale, shift, segments, eps):
+def residual_rms_modulate_triton(x, y, gate, weight, scale, shift, segments, eps, form=""):
     check_last_dim("residual_rms_modulate", x=x, y=y, gate=gate, weight=weight, scale=scale, shift=shift)
     S, C = x.shape
-    out = torch.empty(S, C, dtype=x.dtype, device=x.device)
+    rows = empty_rows(S, C, form, x.device) if form else None
+    out = torch.empty(S, C, dtype=x.dtype, device=x.device) if rows is None else rows.data
     with torch.cuda.device_of(x):
         _residual_rms_modulate_kernel[(S,)](
-            x, y, gate, weight, scale, shift, segments.rows, out,
+            x, y, gate, weight, scale, shift, segments.rows, out, x if rows is None else rows.scale,
             x.stride(0), y.stride(0), gate.stride(0), scale.stride(0), shift.stride(0),
             eps,
-            C=C, BLOCK_C=min(BLOCK_C, triton.next_power_of_2(C)),
+            C=C, TOP=int(FORMS[form][1]) if form else 0, BLOCK_C=min(BLOCK_C, triton.next_power_of_2(C)),
             num_warps=NUM_WARPS,
         )
-    return out
+    return out if rows is None else rows

@@ -3,6 +3,7 @@
 import torch
 
 from ..device import Case, triton_why_not
+from ..quantise_rows import QuantisedRows
 from ..registry import Impl, register, resolve
 from ..segments import Segments
 from .eager import rms_modulate_eager
@@ -18,9 +19,10 @@ def rms_modulate(
     shift: torch.Tensor,
     segments: Segments,
     eps: float,
+    form: str = "",
     *,
     backend: str = "auto",
-) -> torch.Tensor:
+) -> torch.Tensor | QuantisedRows:
     """RMSNorm(x) * (1 + scale[r]) + shift[r].
 
     Args:
@@ -28,14 +30,15 @@ def rms_modulate(
         weight: [C].
         scale, shift: [R, C], last dimension contiguous.
         segments: r of every token.
+        form: "" for a plain tensor, or a form of quantise_rows: the result is then quantised without a rounding before.
 
     Returns:
-        [S, C] in x's dtype.
+        [S, C] in x's dtype, or QuantisedRows.
 
     Raises:
         BackendUnavailable: the named backend cannot take x.
     """
-    return resolve("rms_modulate", backend, Case.of(x))(x, weight, scale, shift, segments, eps)
+    return resolve("rms_modulate", backend, Case.of(x))(x, weight, scale, shift, segments, eps, form)
 
 
 def _load_triton():

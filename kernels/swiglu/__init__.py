@@ -1,8 +1,9 @@
-"""swiglu: silu(gate) * value, for files with the gate half first and for files with the value half first."""
+"""swiglu: silu(gate) * value, each after its bias if it has one, plain or quantised by rows."""
 
 import torch
 
 from ..device import Case, triton_why_not
+from ..quantise_rows import QuantisedRows
 from ..registry import Impl, register, resolve
 from .eager import swiglu_eager
 from .reference import swiglu_reference
@@ -10,20 +11,24 @@ from .reference import swiglu_reference
 __all__ = ["swiglu", "swiglu_eager", "swiglu_reference"]
 
 
-def swiglu(x: torch.Tensor, *, gate_first: bool, backend: str = "auto") -> torch.Tensor:
-    """silu(gate) * value.
+def swiglu(
+    value: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor | None = None, form: str = "", *, backend: str = "auto"
+) -> torch.Tensor | QuantisedRows:
+    """silu(gate) * value, each with its half of the bias.
 
     Args:
-        x: [S, 2F], last dimension contiguous. Not changed.
-        gate_first: whether the gate is the first half (single-file and original checkpoints) or the second (diffusers).
+        value, gate: [S, F], same dtype, last dimension contiguous; halves of one product or two products. Their
+            content is lost: an implementation may work in place.
+        bias: [2F], the value's first, or None where the products have it.
+        form: "" for a plain tensor, or a form of quantise_rows.
 
     Returns:
-        [S, F] in x's dtype.
+        [S, F] in value's dtype, or QuantisedRows.
 
     Raises:
-        BackendUnavailable: the named backend cannot take x.
+        BackendUnavailable: the named backend cannot take value.
     """
-    return resolve("swiglu", backend, Case.of(x))(x, gate_first)
+    return resolve("swiglu", backend, Case.of(value))(value, gate, bias, form)
 
 
 def _load_triton():

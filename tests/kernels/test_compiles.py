@@ -81,8 +81,8 @@ def bounded(capabilities: tuple[int, ...], element: str, descriptors: bool) -> K
     )
 
 
-def vit_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kernel, ...]:
-    """The token-wise kernels of the video decoder that end in rows of type `out`, quantised to +-top unless it is 0."""
+def row_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kernel, ...]:
+    """The token-wise kernels that end in rows of type `out`, quantised to +-top unless it is 0."""
     ends = {"out_ptr": f"*{out}", "row_scale_ptr": "*fp32"}
     row = Kernel(
         "quantise_rows.triton_kernel", "_quantise_rows_kernel", pointers("x") | ends | strides("x") | counts("C"),
@@ -96,10 +96,21 @@ def vit_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kern
             {"ADD": True, "BIAS": True, "TOP": top, "BLOCK_C": 2048}, capabilities=capabilities,
         ),
         Kernel(
-            "biased_swiglu.triton_kernel", "_biased_swiglu_kernel",
+            "swiglu.triton_kernel", "_swiglu_kernel",
             pointers("value", "gate", "bias") | ends | strides("value", "gate") | counts("F"),
-            {"BIAS": True, "TOP": top, "BLOCK_F": 8192 if top else 4096}, num_warps=8 if top else 4,
+            {"BIAS": True, "TOP": top, "BLOCK_F": 16384 if top else 4096}, num_warps=16 if top else 4,
             capabilities=capabilities,
+        ),
+        Kernel(
+            "rms_modulate.triton_kernel", "_rms_modulate_kernel",
+            pointers("x", "weight", "scale", "shift") | ROWS | ends | strides("x", "scale", "shift") | {"eps": "fp32"},
+            {"C": 5376, "TOP": top, "BLOCK_C": 2048}, capabilities=capabilities,
+        ),
+        Kernel(
+            "residual_rms_modulate.triton_kernel", "_residual_rms_modulate_kernel",
+            pointers("x", "y", "gate", "weight", "scale", "shift") | ROWS | ends
+            | strides("x", "y", "gate", "scale", "shift") | {"eps": "fp32"},
+            {"C": 5376, "TOP": top, "BLOCK_C": 2048}, capabilities=capabilities,
         ),
         *([row] if top else []),
     )
@@ -108,32 +119,15 @@ def vit_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kern
 KERNELS = (
     Kernel("triton_probe", "_probe_kernel", pointers("x", "out"), {}, num_warps=1),
     Kernel(
-        "rms_modulate.triton_kernel", "_rms_modulate_kernel",
-        pointers("x", "weight", "scale", "shift", "out") | ROWS | strides("x", "scale", "shift")
-        | {"eps": "fp32"},
-        {"C": 5376, "BLOCK_C": 2048},
-    ),
-    Kernel(
         "gated_residual.triton_kernel", "_gated_residual_kernel",
         pointers("x", "y", "gate") | ROWS | strides("x", "y", "gate") | {"C": "i32"},
         {"BLOCK_C": 8192}, num_warps=8,
-    ),
-    Kernel(
-        "residual_rms_modulate.triton_kernel", "_residual_rms_modulate_kernel",
-        pointers("x", "y", "gate", "weight", "scale", "shift", "out") | ROWS
-        | strides("x", "y", "gate", "scale", "shift") | {"eps": "fp32"},
-        {"C": 5376, "BLOCK_C": 2048},
     ),
     Kernel(
         "qk_norm_rope.triton_kernel", "_qk_norm_rope_kernel",
         pointers("q", "k", "q_weight", "k_weight", "cos", "sin") | strides("qs", "qh", "ks", "kh", "cos", "sin")
         | {"H": "i32", "eps": "fp32"},
         {"R": 48, "D": 128, "BLOCK_H": 8, "BLOCK_R": 64, "BLOCK_REST": 32},
-    ),
-    Kernel(
-        "swiglu.triton_kernel", "_swiglu_kernel",
-        pointers("gate", "value", "out") | strides("gate", "value") | {"F": "i32"},
-        {"BLOCK_F": 4096},
     ),
     *(
         Kernel(
@@ -148,9 +142,9 @@ KERNELS = (
     bounded((75,), "fp16", descriptors=False),
     bounded((80, 86, 89), "bf16", descriptors=False),
     bounded((90, 100, 120), "bf16", descriptors=True),
-    *vit_kernels("T", 0, CAPABILITIES),
-    *vit_kernels("fp8e4nv", 448, (89, 90, 100, 120)),
-    *vit_kernels("i8", 127, CAPABILITIES),
+    *row_kernels("T", 0, CAPABILITIES),
+    *row_kernels("fp8e4nv", 448, (89, 90, 100, 120)),
+    *row_kernels("i8", 127, CAPABILITIES),
     Kernel(
         "head_norm_rope.triton_kernel", "_head_norm_rope_kernel",
         pointers("x", "bias") | {"rotation_ptr": "*fp32"} | strides("s", "h") | counts("H", "N") | {"eps": "fp32"},

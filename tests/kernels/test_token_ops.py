@@ -7,11 +7,14 @@ from comfyui_fasth3.kernels.device import INTERPRET, Case
 from comfyui_fasth3.kernels.gated_residual import gated_residual
 from comfyui_fasth3.kernels.qk_norm_rope import eager as qk_eager
 from comfyui_fasth3.kernels.qk_norm_rope import qk_norm_rope
+from comfyui_fasth3.kernels.quantise_rows import FORMS
 from comfyui_fasth3.kernels.registry import BackendUnavailable, resolve
 from comfyui_fasth3.kernels.residual_rms_modulate import residual_rms_modulate
 from comfyui_fasth3.kernels.rms_modulate import rms_modulate
 from comfyui_fasth3.kernels.segments import Segments
 from comfyui_fasth3.kernels.swiglu import swiglu
+
+from .rows import assert_quantised
 
 SPANS = ((0, 3, 1), (3, 4, 0), (4, 13, 2))
 S, C = 13, 80
@@ -94,6 +97,33 @@ def test_residual_rms_modulate_is_the_two_ops(dtype, run):
     assert_close(h, h_reference)
 
 
+@pytest.mark.parametrize("form", list(FORMS))
+@DTYPES
+def test_norms_quantised(dtype, form, run, monkeypatch):
+    """Quantised from fp32, whatever x's dtype; what is kept of the stream is as without a form."""
+    backend, device, _ = run
+    if backend == "triton" and form == "fp8" and INTERPRET:
+        pytest.skip("the interpreter loses the carry when it rounds to float8: needs a CUDA device")
+    if backend == "triton":  # 80 channels in three blocks
+        for op in ("rms_modulate", "residual_rms_modulate"):
+            monkeypatch.setattr(f"comfyui_fasth3.kernels.{op}.triton_kernel.BLOCK_C", 32)
+    rounding = EAGER[dtype] if backend == "eager" else 1e-6
+    (x, x_intact), (y, y_intact) = (strided(S, C, dtype=dtype, device=device) for _ in range(2))
+    weight, (gate, scale, shift) = torch.rand(C).to(device, dtype) + 0.5, modulation(3, dtype, device)
+    segments, kept = Segments.of(SPANS, device), x.clone()
+
+    def expected():
+        return rms_modulate(*wide(x, weight, scale, shift), segments, EPS, backend="reference")
+
+    alone = rms_modulate(x, weight, scale, shift, segments, EPS, form, backend=backend)
+    assert torch.equal(x, kept) and x_intact()
+    assert_quantised(alone, expected(), form, rounding)
+    residual_rms_modulate(kept, y, gate, weight, scale, shift, segments, EPS, backend=backend)
+    both = residual_rms_modulate(x, y, gate, weight, scale, shift, segments, EPS, form, backend=backend)
+    assert torch.equal(x, kept) and x_intact() and y_intact()
+    assert_quantised(both, expected(), form, rounding)
+
+
 @pytest.mark.parametrize(("H", "D", "R", "dtype"), [
     pytest.param(3, 32, 12, torch.float32, id="H3-D32-R12-float32"),
     pytest.param(9, 64, 32, torch.float32, id="H9-D64-R32-float32"),
@@ -127,37 +157,26 @@ def test_rotation_keeps_the_pass_through_channels(run):
     torch.testing.assert_close([q, k], expected, rtol=0, atol=1e-6)
 
 
-@DTYPES
-@pytest.mark.parametrize("gate_first", [True, False], ids=["gate-first", "value-first"])
-def test_swiglu(dtype, gate_first, run):
-    backend, device, assert_close = run
-    x, intact = strided(S, 2 * 50, dtype=dtype, device=device)
-    out = swiglu(x, gate_first=gate_first, backend=backend)
-    assert intact() and out.dtype == dtype
-    assert_close(out, swiglu(x.float(), gate_first=gate_first, backend="reference"))
-
-
 def test_swiglu_in_several_blocks(run):
     backend, device, assert_close = run
-    x = torch.randn(2, 2 * 4100, device=device)
-    assert_close(swiglu(x, gate_first=True, backend=backend), swiglu(x, gate_first=True, backend="reference"))
+    value, gate = torch.randn(2, 2, 4100, device=device)
+    expected = swiglu(value, gate, backend="reference")
+    assert_close(swiglu(value, gate, backend=backend), expected)
 
 
 def test_swiglu_halves_are_not_the_same():
-    x = torch.randn(3, 8)
-    assert not torch.allclose(swiglu(x, gate_first=True), swiglu(x, gate_first=False))
-    swapped = torch.cat(x.chunk(2, -1)[::-1], -1)
-    assert torch.equal(swiglu(x, gate_first=True), swiglu(swapped, gate_first=False))
+    value, gate = torch.randn(2, 3, 8)
+    assert not torch.allclose(swiglu(value.clone(), gate.clone()), swiglu(gate.clone(), value.clone()))
 
 
 def test_triton_refuses_what_it_cannot_index(triton_device):
     x = torch.randn(4, 8, device=triton_device)
     with pytest.raises(BackendUnavailable, match="last dimension of stride 1"):
-        swiglu(x.t(), gate_first=True, backend="triton")
+        swiglu(x.t(), x.t(), backend="triton")
     with pytest.raises(BackendUnavailable, match="fp16, bf16 or fp32, got"):
-        swiglu(x.double(), gate_first=True, backend="triton")
+        swiglu(x.double(), x.double(), backend="triton")
     with pytest.raises(BackendUnavailable, match="requires grad"):
-        swiglu(x.requires_grad_(), gate_first=True, backend="triton")
+        swiglu(x.requires_grad_(), x, backend="triton")
     gate = torch.randn(8, 3, device=triton_device).t()
     with pytest.raises(ValueError, match=r"gated_residual: gate .* the last must be 1"):
         gated_residual(x.detach(), x.detach(), gate, Segments.of([(0, 4, 0)], triton_device), backend="triton")

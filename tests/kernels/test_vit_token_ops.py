@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from comfyui_fasth3.kernels.biased_swiglu import biased_swiglu
 from comfyui_fasth3.kernels.device import INTERPRET, Case
 from comfyui_fasth3.kernels.head_norm_rope import head_norm_rope
-from comfyui_fasth3.kernels.quantise_rows import FORMS, QuantisedRows, quantise_rows
+from comfyui_fasth3.kernels.quantise_rows import FORMS, quantise_rows
 from comfyui_fasth3.kernels.registry import BackendUnavailable, resolve
 from comfyui_fasth3.kernels.residual_rms import residual_rms
+from comfyui_fasth3.kernels.swiglu import swiglu
+
+from .rows import assert_quantised, error
 
 S, C = 13, 80
 EPS = 1e-5
@@ -16,8 +18,7 @@ EAGER = {torch.float32: 5e-7, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 TRITON = {torch.float32: 5e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 DTYPES = pytest.mark.parametrize("dtype", list(EAGER), ids=lambda dtype: str(dtype).removeprefix("torch."))
 FORM = pytest.mark.parametrize("form", list(FORMS))
-# half a step is 2**-4 of a value in fp8 and 1/254 of the row's largest, up to 5 times the root mean square, in int8
-QUANTISED = {"fp8": 0.04, "int8": 0.02}
+
 
 
 @pytest.fixture(params=["eager", "triton"])
@@ -35,26 +36,12 @@ def run(request):
     return request.param, device, assert_close
 
 
-def error(out, reference):
-    return ((out.float() - reference).norm() / reference.norm()).item()
-
-
 def strided(*shape, dtype, device):
     """Random values in rows that lie apart, NaN between them; and a function that says whether that is untouched."""
     buffer = torch.full((*shape[:-1], shape[-1] + 16), float("nan"), dtype=dtype, device=device)
     view = buffer[..., : shape[-1]]
     view.copy_(torch.randn(shape))
     return view, lambda: bool(buffer[..., shape[-1] :].isnan().all()) and not bool(view.isnan().any())
-
-
-def assert_quantised(rows, reference, form):
-    """Close to what was quantised, the largest of every row at the end of the range, and a step that bites."""
-    assert isinstance(rows, QuantisedRows) and rows.data.dtype == FORMS[form][0] and rows.scale.dtype == torch.float32
-    assert bool((rows.data.float().abs().amax(dim=1) == FORMS[form][1]).all())
-    largest = reference.abs().amax(dim=1, keepdim=True) / FORMS[form][1]
-    torch.testing.assert_close(rows.scale, largest, rtol=1e-2 if form == "fp8" else 1e-6, atol=0)
-    assert error(rows.dequantise(torch.float32), reference) <= QUANTISED[form]
-    assert error(rows.dequantise(torch.float32) * (1 + 2 * QUANTISED[form]), reference) > QUANTISED[form]
 
 
 @DTYPES
@@ -123,26 +110,26 @@ def test_a_head_that_is_no_power_of_two_is_left_to_torch():
 
 @DTYPES
 @pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "plain"])
-def test_biased_swiglu_of_halves_of_one_product(dtype, with_bias, run, monkeypatch):
+def test_swiglu_of_halves_of_one_product(dtype, with_bias, run, monkeypatch):
     backend, device, assert_close = run
     both, intact = strided(S, 2 * 50, dtype=dtype, device=device)
     if backend == "triton":
-        monkeypatch.setattr("comfyui_fasth3.kernels.biased_swiglu.triton_kernel.BLOCK_F", 32)
+        monkeypatch.setattr("comfyui_fasth3.kernels.swiglu.triton_kernel.BLOCK_F", 32)
     bias = torch.randn(100).to(device, dtype) if with_bias else None
     value, gate = both.chunk(2, dim=1)
-    expected = biased_swiglu(value.float(), gate.float(), bias, backend="reference")
-    out = biased_swiglu(value, gate, bias, backend=backend)
+    expected = swiglu(value.float(), gate.float(), bias, backend="reference")
+    out = swiglu(value, gate, bias, backend=backend)
     assert intact() and out.dtype == dtype
     assert_close(out, expected)
 
 
 @FORM
-def test_biased_swiglu_quantised(form, run):
+def test_swiglu_quantised(form, run):
     backend, device, _ = run
     value, gate = torch.randn(2, S, 100, device=device)
     bias = torch.randn(200, device=device)
-    expected = biased_swiglu(value.clone(), gate.clone(), bias, backend="reference")
-    assert_quantised(biased_swiglu(value, gate, bias, form, backend=backend), expected, form)
+    expected = swiglu(value.clone(), gate.clone(), bias, backend="reference")
+    assert_quantised(swiglu(value, gate, bias, form, backend=backend), expected, form)
 
 
 @FORM
