@@ -66,7 +66,8 @@ def _rows(facts: dict[str, Any]):
         if dims["output_heads"] > 1:
             yield "output heads", f"a bank of {dims['output_heads']}"
         contract = facts["contract"]
-        yield "contract", contract["auto"] or f"not decided: {contract['why_not']}"
+        by = f"{contract['auto']}, by {contract['by']}"
+        yield "contract", by if contract["auto"] else f"not decided: {contract['why_not']}"
         yield "could be", ", ".join(contract["candidates"]) or "none that is known"
         memory = ", ".join(f"{_gigabytes(size)} in {name}" for name, size in facts["bytes_in_memory"].items())
         yield "in memory", memory

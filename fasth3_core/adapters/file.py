@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..checkpoint.component import Component, open_component
+from ..checkpoint.dtypes import FLOATS
 from ..checkpoint.files import Stored
 from ..checkpoint.problems import grouped
 from ..checkpoint.recognise import SORTS, recognise
@@ -19,6 +20,9 @@ FASTVIDEO = "fastvideo-lora-v2"
 
 _COUNTS = {"low_rank_tensors": (DOWN, UP), "diff_tensors": (DIFF, DIFF_BIAS), "set_weight_tensors": (SET,)}
 """Metadata of FastVideo's form -> the roles that it counts."""
+
+_READ = ("F64", *FLOATS, "F8_E4M3", "F8_E5M2")
+"""Types of values: floats. Whole numbers would be factors of a quantised adapter, whose scale is not here."""
 
 _ALPHA_KEYS = ("alpha", "lora_alpha", "network_alpha", "ss_network_alpha")
 _CONFIG_KEYS = ("lora_adapter_metadata", "adapter_config", "peft_config")
@@ -175,6 +179,9 @@ def _modules(component: Component) -> tuple[list[Module], dict[str, str], list[s
             problems.append(f"{name} and {tensors[role]} are the same tensor of the same layer")
         tensors[role] = name
     for tensors in found.values():
+        for name in tensors.values():
+            if (dtype := component.tensors[name].dtype) not in _READ:
+                problems.append(f"{name} is {dtype}; read are {', '.join(_READ)}")
         down, up = tensors.get(DOWN), tensors.get(UP)
         if (down is None) != (up is None):
             problems.append(f"{down or up} has no {'up' if up is None else 'down'} factor beside it")

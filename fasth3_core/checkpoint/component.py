@@ -127,7 +127,10 @@ _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
 def _refuse_shard(path: Path) -> None:
     """A part of a sharded model is no model: raise with the name of what to load in its place."""
     for index in sorted(path.parent.glob("*" + INDEX_SUFFIX)):
-        shards = set(read_json(index).get("weight_map", {}).values())
+        try:
+            shards = set(read_json(index)["weight_map"].values())
+        except (CheckpointError, KeyError, AttributeError, TypeError):
+            continue  # a damaged index of others says nothing of this file
         if path.name in shards and len(shards) > 1:
             raise CheckpointError(
                 f"{path} is one of the {len(shards)} shards of a model. Name their folder, {path.parent}, or their "

@@ -8,7 +8,7 @@ from typing import Any
 from ..adapters.describe import describe_adapter
 from ..adapters.file import open_adapter
 from ..config import DiTConfig
-from ..contracts import CONTRACTS, infer
+from ..contracts import CONTRACTS, chosen_by, infer
 from ..errors import FastH3Error
 from ..weights.store import ResidentStore
 from . import audio_names, names, vae_names
@@ -109,4 +109,5 @@ def _contract(config: DiTConfig, gates_zero: bool | None, recorded) -> dict[str,
         auto, why = infer(config, gates_zero=gates_zero, recorded=recorded).name, ""
     except FastH3Error as error:
         auto, why = None, str(error)
-    return {"auto": auto, "why_not": why, "candidates": fits, "recorded": recorded is not None}
+    by = chosen_by(config, recorded, "auto") if auto else ""
+    return {"auto": auto, "by": by, "why_not": why, "candidates": fits, "recorded": recorded is not None}

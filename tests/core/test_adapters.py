@@ -1,6 +1,8 @@
 """Mirrors fasth3_core/adapters/: every spelling gives the weights of the plain formula, on every form of base."""
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,10 @@ from comfyui_fasth3.fasth3_core.adapters.weight import AdaptedWeight
 from comfyui_fasth3.fasth3_core.checkpoint import names
 from comfyui_fasth3.fasth3_core.checkpoint.load import load_model
 from comfyui_fasth3.fasth3_core.checkpoint.save import save
-from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError
+from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, FastH3Error
+from hypothesis import given
+from hypothesis import settings as fuzz
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from .adapter_corpus import SPELLINGS, changes, deltas, expected, spelled
@@ -47,8 +52,8 @@ def assert_weights(model, want, atol=ATOL):
     have = loaded(model)
     assert have.keys() - {"rope.inv_freq"} == want.keys() - {"rope.inv_freq"}
     for name in have:
-        value = want[name]
-        torch.testing.assert_close(have[name].double(), value.double(), rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+        value = want[name].double()
+        torch.testing.assert_close(have[name].double(), value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("layout", names.LAYOUTS)
@@ -204,6 +209,8 @@ def test_tensors_that_fit_nothing_are_refused_or_skipped_and_listed(bases, tmp_p
           "diffusion_model.blocks.0.mlp.fc2.lora_A.weight": torch.zeros(2, 48)}, "are the same tensor"),
         ({"blocks.0.mlp.fc2.lora_A.weight": torch.zeros(2, 48), "blocks.0.mlp.fc2.lora_B.weight": torch.zeros(64, 2),
           "blocks.0.mlp.fc2.alpha": torch.full((1,), float("nan"))}, "expected one number"),
+        ({"blocks.0.mlp.fc2.lora_A.weight": torch.zeros(2, 48, dtype=torch.int8),
+          "blocks.0.mlp.fc2.lora_B.weight": torch.zeros(64, 2)}, r"lora_A\.weight is I8; read are F64, F32"),
         ({"text_states": torch.zeros(1), "token_tags": torch.zeros(1)}, "a file of prompt embeddings"),
         ({"something": torch.zeros(1)}, "none of its tensors is an adapter's"),
     ],
@@ -231,3 +238,45 @@ def test_kept_beside_agrees_with_merged(bases, tmp_path):
         value = value.dequantise(torch.float32) if name in kept else value
         torch.testing.assert_close(value, a[name], rtol=0, atol=ATOL)
     assert beside.store.nbytes() > merged.store.nbytes()
+
+
+@fuzz(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_is_done_to_a_file_every_tensor_is_accounted_for(data):
+    """Names, shapes and tensors that come, go or change: an error of ours, or a report with a row for each."""
+    tensors = spelled(changes(DIMS), **data.draw(st.sampled_from(SPELLINGS)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        name = data.draw(st.sampled_from(sorted(tensors)))
+        tensor = tensors.pop(name)
+        match data.draw(st.sampled_from(["drop", "rename", "reshape", "double", "dtype", "diff"])):
+            case "rename":
+                tensors[name.replace("1", data.draw(st.sampled_from(["0", "9", "x", "1.1", ""])))] = tensor
+            case "reshape":
+                tensors[name] = torch.zeros(data.draw(st.lists(st.integers(0, 5), max_size=3)))
+            case "double":
+                tensors |= {name: tensor, f"diffusion_model.{name}": tensor.clone()}
+            case "dtype":
+                tensors[name] = tensor.to(data.draw(st.sampled_from([torch.float16, torch.float64, torch.int8])))
+            case "diff":
+                end = data.draw(st.sampled_from([".diff", ".diff_b", ".set_weight"]))
+                tensors[name.rsplit(".lora", 1)[0] + end] = tensor
+        if not tensors:
+            return
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "a.safetensors", tensors)
+        rule = data.draw(st.sampled_from(["refuse", "skip"]))
+        try:
+            _, report = apply_adapter(FUZZED[0], path, Settings(unmatched=rule))
+        except FastH3Error as error:
+            assert str(path) in str(error)
+            return
+        assert sum(row.tensors for row in report.rows) == len(tensors)
+        assert rule == "skip" or not report.count("unmatched")
+
+
+FUZZED: list = []
+
+
+@pytest.fixture(autouse=True)
+def _fuzzed_model(bases):
+    FUZZED[:] = [bases[1]["single-file"]]

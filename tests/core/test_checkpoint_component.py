@@ -110,3 +110,10 @@ def test_nothing_to_load(tmp_path):
         open_component(tmp_path)
     with pytest.raises(CheckpointError, match=r"absent\.safetensors does not exist"):
         open_component(tmp_path / "absent.safetensors")
+
+
+def test_a_damaged_index_of_others_hides_no_file(tmp_path):
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for text in ("{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"x": {}}}'):
+        (tmp_path / "other.safetensors.index.json").write_text(text)
+        assert open_component(tmp_path / "model.safetensors").files
