@@ -56,23 +56,19 @@ class BlockOps:
 
     def feed_forward(self, x: Rows, layer_in: Linear, layer_out: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The branch and the bias left to add, as of `project`; many rows in parts, whose hidden values are bounded."""
-        count = len(x) if isinstance(x, torch.Tensor) else len(x.data)
-        if count <= FF_ROWS:
+        if len(x) <= FF_ROWS:
             return self.project(self._hidden(x, layer_in), layer_out)
-        y = None
-        for start in range(0, count, FF_ROWS):
-            rows = slice(start, start + FF_ROWS)
-            part = x[rows] if isinstance(x, torch.Tensor) else QuantisedRows(x.data[rows], x.scale[rows])
-            made, bias = self.project(self._hidden(part, layer_in), layer_out)
-            y = made.new_empty(count, made.shape[1]) if y is None else y
-            y[rows] = made
-        return y, bias
+        made = [
+            self.project(self._hidden(x[start : start + FF_ROWS], layer_in), layer_out)
+            for start in range(0, len(x), FF_ROWS)
+        ]
+        return torch.cat([y for y, _ in made]), made[0][1]
 
     def _hidden(self, x: Rows, layer: Linear) -> Rows:
         """silu(gate) * value of a layer with the value's rows first."""
         if self.leaves_bias or not isinstance(layer.weight, torch.Tensor):
             y, bias = self.project(x, layer)
-            return self.biased_swiglu(*y.chunk(2, dim=-1), bias, self.form)
+            return self.swiglu(*y.chunk(2, dim=-1), bias, self.form)
         # two products instead of one of double width: both halves stay contiguous, and work in place
         (value, value_bias), (gate, gate_bias) = zip(layer.weight.chunk(2), layer.bias.chunk(2), strict=True)
-        return self.biased_swiglu(F.linear(x, value, value_bias), F.linear(x, gate, gate_bias), None)
+        return self.swiglu(F.linear(x, value, value_bias), F.linear(x, gate, gate_bias), None)
