@@ -93,7 +93,9 @@ def run_bytes(
     # the output projection is the weight that is widened while q, k and v are still held
     attention = 2 * stream + (4 + gated) * heads_wide + max(op, stream + dequantised * inner * C)
     first = 2 * config.ffn_dim * C
-    hidden = min(tokens, FF_ROWS) * 3 * config.ffn_dim * element + (element * first if dequantised else 0)
+    rows = min(tokens, FF_ROWS)
+    # both halves are held until their product has been projected back
+    hidden = rows * (3 * config.ffn_dim + C) * element + (element * first if dequantised else 0)
     feed_forward = 3 * stream + max(hidden, dequantised * first)
     time_rows = 4 if conditions else 2
     return RunBytes(
