@@ -50,16 +50,17 @@ def newest_map(roots: list[Path]) -> rgb_map.RGBMap:
 
 @contextmanager
 def fitting(vae: VaePair, latent: torch.Tensor) -> Iterator[Fitting]:
-    """Fit the map to what the block decodes of `latent`, and keep it beside the VAE's file; once for each file."""
+    """Fit the map to what the block decodes of `latent`, and keep it beside the VAE's file if it is a good one. Once
+    for each file."""
     path = vae.video_path.with_name(vae.video_path.name + rgb_map.SUFFIX)
     if path.exists():
         yield lambda frames_FHWC, clip: None
         return
     fit = rgb_map.Fit()
     yield lambda frames_FHWC, clip: fit.add(latent, clip, frames_FHWC)
-    if not fit.pixels:
+    if not fit.pixels or not fit.is_good(found := fit.solve()):
         return
     try:
-        rgb_map.save(path, fit.solve())
+        rgb_map.save(path, found)
     except OSError as error:  # models may lie where nobody but their owner writes
         log.info("FastH3: previews keep the built-in colours: %s", error)

@@ -30,6 +30,8 @@ def kept_on_failure(
     except Interrupted:  # ComfyUI's own is no Exception
         raise
     except Exception as error:
+        if not isinstance(error, FastH3Error):  # ours say all there is to say
+            log.error("FastH3: decoding failed", exc_info=True)
         raise FastH3Error(f"{error or type(error).__name__}\n{_save(host, video, audio, report)}") from error
 
 

@@ -11,6 +11,10 @@ from ..atomic import replacing
 from ..packing.geometry import LATENT_PIXELS
 from ..vae.chunks import CLIP_FRAMES, CLIP_LATENTS, FRAMES_PER_LATENT
 
+EXPLAINED = 0.3
+"""Below, a fit says more of a failed video than of the VAE, and is not kept."""
+ENOUGH = 1000
+"""Latent pixels for 25 unknowns; fewer explain themselves."""
 SUFFIX = ".fasth3-preview.json"
 """Behind the name of the VAE's file that a map was fitted from."""
 FORMAT = "fasth3-rgb-1"
@@ -60,6 +64,7 @@ class Fit:
 
     gram: torch.Tensor = field(default_factory=lambda: torch.zeros(25, 25, dtype=torch.float64, device="cpu"))
     products: torch.Tensor = field(default_factory=lambda: torch.zeros(25, 3, dtype=torch.float64, device="cpu"))
+    squares: float = 0.0
     pixels: int = 0
 
     def add(self, latent: torch.Tensor, clip: int, frames_FHWC: torch.Tensor) -> None:
@@ -75,16 +80,25 @@ class Fit:
         rows = torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
         self.gram += rows.T @ rows
         self.products += rows.T @ rgb
+        self.squares += float(rgb.square().sum())
         self.pixels += len(rows)
 
     def solve(self) -> RGBMap:
-        """The map. Directions of which the clips showed little stay the built-in map's."""
-        if not self.pixels:
-            return BUILT_IN
+        """The map, of one clip or more. Directions of which the clips showed little stay the built-in map's."""
         start = BUILT_IN.weights.double()
         ridge = _RIDGE * self.pixels * torch.eye(25, dtype=torch.float64, device="cpu")
         change = torch.linalg.solve(self.gram + ridge, self.products - self.gram @ start)
         return RGBMap((start + change).float())
+
+
+    def is_good(self, rgb_map: RGBMap) -> bool:
+        return self.pixels >= ENOUGH and self.explained(rgb_map) >= EXPLAINED
+
+    def explained(self, rgb_map: RGBMap) -> float:
+        """Share of the colours' variance that a map explains, at most 1: what is left is detail, and noise."""
+        w, means = rgb_map.weights.double(), self.products[-1] / max(1, self.pixels)
+        left = self.squares - 2 * float((w * self.products).sum()) + float((w * (self.gram @ w)).sum())
+        return 1 - left / max(1e-9, self.squares - self.pixels * float(means.square().sum()))
 
 
 def save(path: Path, rgb_map: RGBMap) -> None:

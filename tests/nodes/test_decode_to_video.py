@@ -6,12 +6,13 @@ import av
 import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import FastH3Error
-from comfyui_fasth3.fasth3_core.media import formats, mux
+from comfyui_fasth3.fasth3_core.media import formats, mux, rgb_map
 from comfyui_fasth3.fasth3_core.media.pixels import quantise
 from comfyui_fasth3.fasth3_core.report.run_report import RunReport
 from comfyui_fasth3.fasth3_core.vae import VideoVAE
 from comfyui_fasth3.nodes import _decode, _latents
 from comfyui_fasth3.nodes._host import io
+from comfyui_fasth3.nodes._previews import newest_map
 
 NODE = "FastH3DecodeToVideo"
 REPORT = RunReport(contract={"name": "preview-4", "shift_video": 12.0, "shift_audio": 3.0})
@@ -220,14 +221,18 @@ def test_good_settings_pass(host, prefix, form):
     assert FastH3DecodeToVideo.validate_inputs() is True, "values that other nodes give are checked when they come"
 
 
-def test_colours_of_previews_are_fitted_once(run, vae, sampled, monkeypatch):
+def test_colours_of_previews_are_fitted_once_and_kept_if_good(run, vae, sampled, monkeypatch):
     path = vae.video_path.with_name(vae.video_path.name + ".fasth3-preview.json")
-    path.unlink(missing_ok=True)
+    run(NODE, vae=vae, latent=sampled, filename_prefix="a")
+    assert not path.exists(), "48 latent pixels are too few"
+    monkeypatch.setattr(rgb_map, "ENOUGH", 0)
     run(NODE, vae=vae, latent=sampled, filename_prefix="a")
     first = path.read_text()
     run(NODE, vae=vae, latent=sampled, filename_prefix="a")
     assert path.read_text() == first
+    assert torch.equal(newest_map([path.parent]).weights, rgb_map.load(path).weights)
     path.unlink()
+    assert newest_map([path.parent]) is rgb_map.BUILT_IN
 
 
 def test_memory_stays_flat_over_ten_decodes(run, vae, sampled, folders):
