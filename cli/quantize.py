@@ -65,9 +65,9 @@ def main(args: argparse.Namespace) -> int:
             "layers": [asdict(layer) for layer in layers],
         }, indent=1))  # fmt: skip
     else:
-        worst = max(layers, key=lambda layer: layer.loss.relative)
+        worst = max(layers, key=lambda layer: layer.loss)
         print(f"{len(layers)} layers lose {mean_loss(layers):.4f} of their norm in all, {worst.layer} the most: "
-              f"{worst.loss.relative:.4f}")  # fmt: skip
+              f"{worst.loss:.4f}")  # fmt: skip
         print(f"{args.output}: {component.nbytes / 1e9:.2f} GB -> {size / 1e9:.2f} GB in "
               f"{time.monotonic() - started:.0f} s")  # fmt: skip
     return 0
@@ -112,8 +112,7 @@ def _metadata(key: str, record, adapters: list[str]) -> dict[str, str]:
 
 
 def _say(layer) -> None:
-    print(f"{layer.layer:<44}{layer.spec.name:<30}lost {layer.loss.relative:.5f}, "
-          f"at most {layer.loss.largest:.3f} rms", flush=True)  # fmt: skip
+    print(f"{layer.layer:<44}{layer.spec.name:<30}lost {layer.loss:.5f}", flush=True)
 
 
 def _progress():

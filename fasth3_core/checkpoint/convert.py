@@ -18,7 +18,7 @@ from .files import Stored
 from .kinds import Plan, join, split
 from .names import LAYOUT_KEY
 from .quant import DEFAULT_GROUP, QuantizedWeight, Spec
-from .quantise import Loss, quantise, spec_for
+from .quantise import quantise, spec_for
 from .stream import write_stream
 
 _ROPE = "rope.inv_freq"
@@ -63,7 +63,8 @@ class Converted:
     layer: str
     spec: Spec
     shape: tuple[int, ...]
-    loss: Loss
+    loss: float
+    """Norm of the error over the norm of the weight."""
 
 
 def convert(
@@ -168,4 +169,4 @@ def _residual_heads(name: str, value: torch.Tensor, heads: int) -> torch.Tensor:
 def mean_loss(layers: list[Converted]) -> float:
     """Root mean square of the layers' relative losses, each weighted by its size."""
     total = sum(math.prod(layer.shape) for layer in layers)
-    return math.sqrt(sum(math.prod(layer.shape) * layer.loss.relative**2 for layer in layers) / total)
+    return math.sqrt(sum(math.prod(layer.shape) * layer.loss**2 for layer in layers) / total)

@@ -6,7 +6,6 @@ the group. float8_e4m3fn: one scale for the whole weight, as ComfyUI's loader re
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -21,18 +20,8 @@ SMALLEST_GROUP = 16
 _INT8_MAX, _FP8_MAX = 127.0, 448.0
 _TINY = 1e-30
 """Least scale: a row of zeros stays zeros."""
-_BYTES = 64 << 20
-"""Of fp32 rows at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What the 8 bits lose of a weight."""
-
-    relative: float
-    """Norm of the error over the norm of the weight."""
-    largest: float
-    """Largest error of a value, in multiples of the weight's root mean square."""
+_CPU_BYTES, _DEVICE_BYTES = 4 << 20, 64 << 20
+"""Of fp32 rows at a time: what stays in the caches of a CPU, four times as fast there as the other."""
 
 
 def spec_for(form: str, columns: int, group: int = DEFAULT_GROUP) -> Spec:
@@ -50,38 +39,47 @@ def spec_for(form: str, columns: int, group: int = DEFAULT_GROUP) -> Spec:
     return Spec(FORMS[form], size if size >= SMALLEST_GROUP else None)
 
 
-def quantise(weight: torch.Tensor, spec: Spec) -> tuple[QuantizedWeight, Loss]:
-    """The weight [out, in] quantised, on its device, some rows at a time; and the loss."""
-    data = torch.empty_like(weight, dtype=torch.int8 if spec.format == FORMS["int8"] else torch.float8_e4m3fn)
+def quantise(weight: torch.Tensor, spec: Spec) -> tuple[QuantizedWeight, float]:
+    """The weight [out, in] quantised, on its device, some rows at a time; and what that loses: the norm of the error
+    over the norm of the weight, which a rotation changes neither of."""
+    int8 = spec.format == FORMS["int8"]
+    data = torch.empty_like(weight, dtype=torch.int8 if int8 else torch.float8_e4m3fn)
     scale = torch.empty(weight.shape[0], 1, dtype=torch.float32, device=weight.device)
-    whole = (float(weight.abs().max()) / _FP8_MAX) if spec.format != FORMS["int8"] else 0.0
+    largest = 0.0 if int8 else max(float(weight[rows].abs().max()) for rows in _rows(weight))
     squares = lost = 0.0
-    largest = 0.0
     for rows in _rows(weight):
         block = weight[rows].float()
-        if spec.format == FORMS["int8"]:
-            data[rows], scale[rows] = _int8(block, spec.group)
+        if int8:
+            block = rotate(block, spec.group) if spec.group else block
+            scale[rows] = (block.abs().amax(1, keepdim=True) / _INT8_MAX).clamp_min(_TINY)
+            data[rows] = (block / scale[rows]).round_().clamp_(-_INT8_MAX, _INT8_MAX).to(torch.int8)
         else:
-            scale[rows] = max(whole, _TINY)
-            data[rows] = (block / scale[rows]).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
-        made = QuantizedWeight(data[rows], scale[rows], spec.format, spec.group)
-        error = made.dequantise(torch.float32) - block
-        squares, lost = squares + float(block.double().square().sum()), lost + float(error.double().square().sum())
-        largest = max(largest, float(error.abs().max()))
-    rms = math.sqrt(squares / weight.numel())
-    loss = Loss(math.sqrt(lost / squares) if squares else 0.0, largest / rms if rms else 0.0)
-    return QuantizedWeight(data, scale, spec.format, spec.group), loss
+            scale[rows] = max(largest / _FP8_MAX, _TINY)
+            data[rows] = (block / scale[rows]).clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+        squares += _square(block)
+        lost += _square(torch.addcmul(block, data[rows].float(), scale[rows], value=-1))
+    return QuantizedWeight(data, scale, spec.format, spec.group), math.sqrt(lost / squares) if squares else 0.0
 
 
-def _int8(block: torch.Tensor, group: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    if group:
-        with full_precision_matmul():
-            block = (block.view(-1, group) @ hadamard(group, block.device)).view_as(block)
-    scale = (block.abs().amax(1, keepdim=True) / _INT8_MAX).clamp_min(_TINY)
-    return (block / scale).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8), scale
+def rotate(rows: torch.Tensor, group: int) -> torch.Tensor:
+    """fp32 rows times the Hadamard matrix of order `group`, group by group along the last dimension.
+
+    It is a Kronecker product of smaller ones, so two small products do the work of a large one.
+    """
+    outer = 16 if group > 16 else group
+    inner = group // outer
+    with full_precision_matmul():
+        turned = (rows.reshape(-1, inner) @ hadamard(inner, rows.device)).view(-1, outer, inner)
+        turned = turned.transpose(1, 2).reshape(-1, outer) @ hadamard(outer, rows.device)
+    return turned.view(-1, inner, outer).transpose(1, 2).reshape(rows.shape)
+
+
+def _square(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
 
 
 def _rows(weight: torch.Tensor) -> Iterator[slice]:
-    step = max(1, _BYTES // (4 * weight.shape[1]))
+    size = _CPU_BYTES if weight.device.type == "cpu" else _DEVICE_BYTES
+    step = max(1, size // (4 * weight.shape[1]))
     for start in range(0, weight.shape[0], step):
         yield slice(start, start + step)
