@@ -1,6 +1,6 @@
 """Tensor operations, one folder each. Knows no model; imports torch, and other kernel packages only when they are used.
 
-Importing this package registers every op that has more than one implementation.
+Importing this package registers every op that has more than one implementation, and the operators of `library`.
 """
 
 from . import (
@@ -12,6 +12,7 @@ from . import (
     gated_residual,
     head_norm_rope,
     int8_linear,
+    library,
     qk_norm_rope,
     quantise_rows,
     residual_rms,
@@ -31,6 +32,7 @@ __all__ = [
     "gated_residual",
     "head_norm_rope",
     "int8_linear",
+    "library",
     "qk_norm_rope",
     "quantise_rows",
     "residual_rms",

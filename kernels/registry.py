@@ -12,8 +12,10 @@ The decision is made once per run: `resolve` returns an object that the caller k
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
+
+import torch
 
 from .device import Case, opted_in
 
@@ -53,13 +55,18 @@ class Resolved:
     refused: dict[str, str] = field(default_factory=dict)
     """Better-ranked implementation -> why it cannot take this case."""
     calls: int = 0
+    in_graph: Callable[..., Any] | None = None
+    """(name, *the function's arguments): what torch.compile puts into a graph. None: it looks into the function."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and self.in_graph is not None:
+            return self.in_graph(self.name, *args, **kwargs)
         self.calls += 1
         return self.function(*args, **kwargs)
 
 
 _IMPLS: dict[str, list[Impl]] = {}
+_IN_GRAPH: dict[str, Callable[..., Any]] = {}
 _LOGGED: set[tuple[str, str, str]] = set()
 
 
@@ -70,6 +77,16 @@ def register(impl: Impl) -> None:
         raise ValueError(f"{impl.op}: {impl.name!r} is already registered")
     rows.append(impl)
     rows.sort(key=lambda row: row.rank)
+
+
+def traced(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate the function that stands for `op` in a graph: see `Resolved.in_graph`."""
+    return partial(_IN_GRAPH.setdefault, op)
+
+
+def loaded(op: str, name: str) -> Callable[..., Any]:
+    """The function of an implementation that `resolve` chose before."""
+    return _loaded(next(impl for impl in _IMPLS[op] if impl.name == name))
 
 
 def names(op: str) -> tuple[str, ...]:
@@ -95,7 +112,7 @@ def resolve(op: str, backend: str, case: Case) -> Resolved:
             continue
         function, why = _try(impl, case)
         if why is None:
-            return Resolved(op, impl.name, function, refused)
+            return Resolved(op, impl.name, function, refused, in_graph=_IN_GRAPH.get(op))
         refused[impl.name] = why
         if backend == "auto" and (op, impl.name, why) not in _LOGGED:
             _LOGGED.add((op, impl.name, why))

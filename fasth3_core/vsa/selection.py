@@ -5,6 +5,7 @@ import torch
 from ...kernels.precision import full_precision_matmul
 
 
+@torch.library.custom_op("comfyui_fasth3::pooled_scores", mutates_args=())  # a compiler cannot look into its context
 def pooled_scores(q_mean: torch.Tensor, k_mean: torch.Tensor) -> torch.Tensor:
     """<q_mean, k_mean> / sqrt(D): no softmax, no weighting by tile size.
 
@@ -19,3 +20,8 @@ def pooled_scores(q_mean: torch.Tensor, k_mean: torch.Tensor) -> torch.Tensor:
     """
     with full_precision_matmul():
         return torch.bmm(q_mean, k_mean.transpose(1, 2)).mul_(q_mean.shape[-1] ** -0.5)
+
+
+@pooled_scores.register_fake
+def _(q_mean: torch.Tensor, k_mean: torch.Tensor) -> torch.Tensor:
+    return q_mean.new_empty(*q_mean.shape[:2], k_mean.shape[1])

@@ -80,7 +80,8 @@ class TilePlan:
         parts = parts.flatten(2).sort(dim=-1).values
         total = listed.flatten(2).sum(-1, dtype=torch.int32)
         parts.masked_fill_(torch.arange(parts.shape[-1], device=index.device) >= total[..., None], -1)
-        of_part = torch.repeat_interleave(per_tile[self.num_prefix_tiles :])
+        num_parts = sum(-(-size // PART_SIZE) for size in self.sizes[self.num_prefix_tiles :])
+        of_part = torch.repeat_interleave(per_tile[self.num_prefix_tiles :], output_size=num_parts)
         return parts[:, of_part], total[:, of_part]
 
 
