@@ -2,17 +2,14 @@
 
 from pathlib import Path
 
-from ..fasth3_core.errors import CheckpointError
+from ..fasth3_core.media.latent_file import SUFFIX
 from ..fasth3_core.packing.geometry import FPS, TRAINED_FRAMES, audio_latents, latent_frames, snap_frames
-from . import _conditioning, _graph, _host, _latents, _prompt_file
+from . import _conditioning, _folder_files, _graph, _host, _latents, _output_name, _prompt_file
 from ._canvas import ASPECTS, CUSTOM, choose_canvas
 from ._host import io
-from ._paths import fingerprint, is_within
+from ._paths import fingerprint
 from ._types import CATEGORY
 from ._ui import tell
-
-_OUTPUT_MARK = " [output]"
-"""How ComfyUI's widgets name a file of the output folder."""
 
 
 class FastH3EmptyLatent(io.ComfyNode):
@@ -82,9 +79,14 @@ class FastH3SavePromptEmbeds(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, filename_prefix=None):
+        return _output_name.problem(filename_prefix)
+
+    @classmethod
     def execute(cls, positive, filename_prefix) -> io.NodeOutput:
         host = _host.get()
         prompt = _conditioning.read(positive)
+        _output_name.check(filename_prefix)
         file = host.output_file(filename_prefix, ".safetensors")
         facts = _graph.prompt_facts(cls.hidden.prompt, cls.hidden.unique_id, host.model_roots("text_encoders"))
         _prompt_file.save(file.path, prompt, facts)
@@ -119,21 +121,8 @@ class FastH3LoadPromptEmbeds(io.ComfyNode):
 
 
 def _prompt_files() -> list[str]:
-    host = _host.get()
-    folders = ((host.input_dir(), ""), (host.output_dir(), _OUTPUT_MARK))
-    return [
-        path.relative_to(folder).as_posix() + mark
-        for folder, mark in folders
-        for path in sorted(folder.rglob("*.safetensors"))
-    ]
+    return [name for name in _folder_files.names(".safetensors") if SUFFIX not in name]
 
 
 def _prompt_path(name: str) -> Path:
-    host = _host.get()
-    folder = host.output_dir() if name.endswith(_OUTPUT_MARK) else host.input_dir()
-    path = folder / name.removesuffix(_OUTPUT_MARK)
-    if not is_within(folder, path):
-        raise CheckpointError(f"{name!r} is not a name inside the input or output folder.")
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist. Save a prompt with FastH3 Save Prompt Embeds first.")
-    return path
+    return _folder_files.resolve(name, "Save a prompt with FastH3 Save Prompt Embeds first.")

@@ -40,9 +40,10 @@ class Delivery:
         """Decode and hand on all that is missing. What an attempt raises leaves the clips handed on counted.
 
         A later attempt decodes the last clip handed on a second time, for the frames that it blends into the next one:
-        on the same device every frame is bitwise that of a decode in one go.
+        on the same device every frame is bitwise that of a decode in one go. A decoder that remembers more than one
+        clip begins again.
         """
-        again = min(1, self.clips)
+        again = min(1, self.clips) if isinstance(vae, VideoVAE) else self.clips
         first = self.clips - again
         rest = self.latent[:, :, first * chunks.CLIP_LATENTS :]
         parts = vae.decode_chunks(rest, tile_batch=tile_batch, on_chunk=on_chunk, check_interrupt=check_interrupt)
