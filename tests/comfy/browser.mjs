@@ -9,6 +9,7 @@
 //      queue      true: run it as the Run button does and wait for the end
 //      shot       path of a PNG of the fitted graph;  shot_after  the same once it has run
 //      reopen     true: drop the saved movie onto the editor after the run, and describe what it loads
+//      shot_reopened  path of a PNG of that
 //      settings   more of the user's settings, e.g. {"Comfy.VueNodes.Enabled": true} for the Nodes 2.0 drawing
 //      timeout (ms), viewport [width, height]
 import { createRequire } from 'node:module';
@@ -125,9 +126,16 @@ async function reopen(page, outputs) {
   await page.evaluate(() => window.app.graph.clear());
   await page.evaluate(async ({ filename, subfolder, type }) => {
     const response = await fetch(`/api/view?${new URLSearchParams({ filename, subfolder, type })}`);
-    await window.app.handleFile(new File([await response.blob()], filename, { type: 'video/mp4' }));
+    const dataTransfer = new DataTransfer();
+    dataTransfer.items.add(new File([await response.blob()], filename, { type: 'video/mp4' }));
+    for (const name of ['dragover', 'drop']) {
+      document.querySelector('canvas').dispatchEvent(
+        new DragEvent(name, { dataTransfer, bubbles: true, cancelable: true, clientX: 900, clientY: 600 }));
+    }
   }, movie);
+  await page.waitForFunction(() => (window.app.rootGraph || window.app.graph)._nodes.length > 0);
   await page.waitForTimeout(800);
+  if (job.shot_reopened) { await fit(page); await page.screenshot({ path: job.shot_reopened }); }
   return describe(page);
 }
 

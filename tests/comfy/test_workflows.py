@@ -39,18 +39,23 @@ def test_runs_through_the_queue(stocked, path):
 @pytest.mark.parametrize("path", UI, ids=lambda path: path.stem)
 def test_opens_and_runs_in_the_editor(stocked, browser, path, tmp_path):
     report = browser(stocked.url, workflow=path, queue=True, widgets=shipped.WIDGETS, reopen=True,
-                     shot=tmp_path / f"{path.stem}.png", shot_after=tmp_path / f"{path.stem}.after.png")
+                     shot=tmp_path / f"{path.stem}.png", shot_after=tmp_path / f"{path.stem}.after.png",
+                     shot_reopened=tmp_path / f"{path.stem}.reopened.png")
     assert problems(report) == {}
     assert report["run"]["status"] == "execution_success", report["run"]
     assert [answer["answer"]["node_errors"] for answer in report["prompts"]] == [{}]
     assert_small_movie(movie_of(stocked, report["outputs"]))
     assert overlaps(report["graph_after"]["nodes"]) == [], "nodes grow by the text that they show after a run"
     # the movie carries its workflow: dropped onto the editor, it opens what was run, notes included
-    assert types_of(report["reopened"]) == types_of(report["graph"])
+    assert restored(report["reopened"]) == restored(report["graph"])
 
 
-def types_of(graph: dict) -> list[str]:
-    return sorted(node["type"] for node in graph["nodes"])
+def restored(graph: dict) -> list[tuple]:
+    """What a dropped movie has to bring back of every node: what it is, is set to, and is connected to."""
+    return sorted(
+        (node["id"], node["type"], sorted(node["inputs"]), sorted((k, str(v)) for k, v in node["widgets"].items()))
+        for node in graph["nodes"]
+    )
 
 
 @pytest.mark.parametrize("path", UI, ids=lambda path: path.stem)
