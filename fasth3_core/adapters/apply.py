@@ -12,6 +12,7 @@ from ..checkpoint.load import Opened, open_store
 from ..config import DiTConfig
 from ..errors import CheckpointError, ConfigError
 from ..model.handle import H3Model
+from ..weights.fp8 import FP8
 from . import contract as contracts
 from .file import Adapter, open_adapter
 from .fit import GATE, Fit, Fitter
@@ -80,8 +81,8 @@ def apply_adapter(
     joined, projection, embedder = _time(joined, before, model.config, settings)
     with_embedder = replace(before, entries={**before.entries, **embedder})
     fit = Fitter(
-        adapter, with_embedder, model.config, settings.strength, settings.alpha, settings.mode == "beside", projection,
-        prefix,
+        adapter, with_embedder, model.config, settings.strength, settings.alpha, settings.mode == "beside",
+        opened.dtype == FP8, projection, prefix,
     ).fit()  # fmt: skip
     report = AdapterReport(adapter.name, settings.strength, fit.rows, _warnings(model, adapter, settings))
     _check(adapter, report, settings)

@@ -9,6 +9,7 @@ from ..checkpoint.kinds import Entry, Plan
 from ..checkpoint.quant import Spec
 from ..checkpoint.rows import Assembly, Piece, canonical_order, cut
 from ..config import DiTConfig
+from ..weights.fp8 import is_projection
 from .edits import Added, Assigned, Edit, LowRank, Shifted
 from .entry import adapted
 from .file import Adapter, Module
@@ -50,6 +51,8 @@ class Fitter:
     """For files that state none; 0 takes their rank."""
     beside: bool
     """Keep low-rank products beside float weights too; beside quantised ones they always are."""
+    fp8: bool
+    """Whether the run quantises projections as they are read, whatever they were: then it is merged before that."""
     projection: Projection | None
     prefix: str
     """Before the adapter's names in the joined component."""
@@ -85,7 +88,8 @@ class Fitter:
         base = self.plan.entries.get(name)
         layer = name.removesuffix(".weight")
         quantised: Mapping[str, Spec] = self.plan.quantised
-        beside = base is not None and (layer in quantised or (self.beside and _PRODUCTS.fullmatch(layer) is not None))
+        wanted = layer in quantised or (self.beside and _PRODUCTS.fullmatch(layer) is not None)
+        beside = base is not None and wanted and not (self.fp8 and is_projection(name))
         if base is None:
             made = edits[0].values
             return adapted(None, edits, made.dtype, made.shape, False)
