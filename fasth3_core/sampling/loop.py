@@ -110,10 +110,28 @@ def sample(
         )
         report.seconds["prepare"] = _lap(started, device)
 
+        def attend_at(step: int, layer: int) -> blocks.Attend:
+            if plan is None:
+                return blocks.dense_attention
+            return partial(attend, plan=plan, config=settings.vsa, step=step, layer=layer)
+
+        def forward(i: int, x_video: torch.Tensor, x_audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            check_interrupt()
+            sums: list[torch.Tensor] = []  # of the residual stream after each block: NaN and infinity stay in them
+            v_video, v_audio = dit.velocity(
+                model.store, prepared, i, x_video, x_audio, attend_at, check_interrupt,
+                after_block=lambda x: sums.append(x.sum(dtype=torch.float32)),
+            )
+            _check_finite(v_video, v_audio, sums, i, model)
+            return v_video, v_audio
+
+        def stepped(i: int, seconds: float, x0_video: torch.Tensor, x0_audio: torch.Tensor) -> None:
+            report.steps.append(step_report(i, settings, plan, model.config.num_layers, seconds))
+            if on_step is not None:
+                on_step(i + 1, settings.video.num_forwards, x0_video, x0_audio)
+
         started = time.perf_counter()
-        video, audio = _denoise(
-            model, request, layout, plan, attend, settings, prepared, drawn, device, check_interrupt, on_step, report
-        )
+        video, audio = _denoise(settings, drawn, _VideoRows(request, layout, plan), device, forward, stepped)
         report.seconds["sample"] = _lap(started, device)
     if ops is not None:
         main = ops.block_sparse_attention
@@ -126,43 +144,27 @@ def sample(
 
 
 def _denoise(
-    model: H3Model,
-    request: Request,
-    layout: PackedLayout,
-    plan: TilePlan | None,
-    attend: Callable[..., torch.Tensor] | None,
     settings: RunSettings,
-    prepared: dit.Prepared,
     drawn: Drawn,
+    rows: "_VideoRows",
     device: torch.device,
-    check_interrupt: Callable[[], None],
-    on_step: OnStep | None,
-    report: RunReport,
+    forward: Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    stepped: Callable[[int, float, torch.Tensor, torch.Tensor], None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = _VideoRows(request, layout, plan)
+    """From noise to latents, on the CPU.
+
+    Args:
+        forward: (step, video rows, audio rows) -> their velocities.
+        stepped: told (step, its seconds, clean estimate of the video latent, of the audio latent).
+    """
     x_video = rows.pack(drawn.video.to(device))
     x_audio = drawn.audio_rows.to(device)
-    num_layers, total = model.config.num_layers, settings.video.num_forwards
-
-    def attend_at(step: int, layer: int) -> blocks.Attend:
-        if plan is None:
-            return blocks.dense_attention
-        return partial(attend, plan=plan, config=settings.vsa, step=step, layer=layer)
-
-    for i in range(total):
-        check_interrupt()
+    for i in range(settings.video.num_forwards):
         started = time.perf_counter()
-        sums: list[torch.Tensor] = []  # of the residual stream after each block: NaN and infinity stay in them
-        v_video, v_audio = dit.velocity(
-            model.store, prepared, i, x_video, x_audio, attend_at, check_interrupt,
-            after_block=lambda x, kept=sums: kept.append(x.sum(dtype=torch.float32)),
-        )
-        _check_finite(v_video, v_audio, sums, i, model)
+        v_video, v_audio = forward(i, x_video, x_audio)
         x_video, x0_video = schedule.step(x_video, v_video, settings.video, i)
         x_audio, x0_audio = schedule.step(x_audio, v_audio, settings.audio, i)
-        report.steps.append(step_report(i, settings, plan, num_layers, _lap(started, device)))
-        if on_step is not None:
-            on_step(i + 1, total, rows.unpack(x0_video), unpack_audio(x0_audio))
+        stepped(i, _lap(started, device), rows.unpack(x0_video), unpack_audio(x0_audio))
     return rows.unpack(x_video).cpu(), unpack_audio(x_audio).cpu()
 
 
