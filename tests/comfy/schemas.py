@@ -29,7 +29,7 @@ def plain(info: dict) -> dict:
         for spec in section.values():
             options = _options(spec)
             if options and any(isinstance(option, str) and "." in option for option in options):
-                options[:] = [option for option in options if option == "none"]  # in place of a file, where one may lack
+                options[:] = [option for option in options if option == "none"]  # where a file may lack
                 if not options and len(spec) > 1:
                     spec[1].pop("default", None)
     return info
