@@ -35,7 +35,7 @@ def write_stream(
         ConfigError: the disk has no room for it.
         ValueError: a value is not what the layout says.
     """
-    header, size = _header(layout, metadata or {})
+    header, size = file_header(layout, metadata or {})
     free = shutil.disk_usage(path.parent).free
     if free < len(header) + size:
         raise ConfigError(
@@ -56,8 +56,8 @@ def write_stream(
             raise ValueError(f"no value for {missing[0]}")
 
 
-def _header(layout: Mapping[str, Stored], metadata: Mapping[str, str]) -> tuple[bytes, int]:
-    """(length and header, bytes of the values)."""
+def file_header(layout: Mapping[str, Stored], metadata: Mapping[str, str]) -> tuple[bytes, int]:
+    """(length and header as they begin a file, bytes of the values)."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     at = 0
     for name, stored in layout.items():
