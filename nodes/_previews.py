@@ -1,66 +1,63 @@
-"""Previews of a run under way, and the map from latents to RGB that they use, fitted to the user's own VAE."""
+"""Pictures of a run under way: of a small decoder if there is one, else by a map from latents to RGB."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from PIL import Image
 
-from ..fasth3_core.media import rgb_map
-from ..fasth3_core.media.preview import latent_preview
+from ..fasth3_core.checkpoint.load import load_video_vae
+from ..fasth3_core.errors import FastH3Error
+from ..fasth3_core.media.preview import draft_preview, latent_preview
 from ..fasth3_core.media.preview_budget import PreviewBudget
+from ..fasth3_core.vae.draft import DraftVAE
 from . import _host
-from ._vae_pair import VaePair
+from ._colours import newest_map
 
 log = logging.getLogger("fasth3")
 
-Fitting = Callable[[torch.Tensor, int], None]
-"""Called with the frames of a clip [n, H, W, 3] and its number."""
+_DRAFT = "taeh3"
+"""Begins the name of a draft decoder's file in `vae_approx`, where ComfyUI keeps such decoders."""
 
 
 def step_shower(host: _host.Host, forwards: int) -> Callable[[int, int, torch.Tensor, torch.Tensor], None]:
     """Moves the bar after each step, with a strip of the clean estimate where the user has previews on, and as often as
     2 % of the time allow."""
-    show, previews, budget = host.progress(forwards), host.wants_preview(), PreviewBudget()
-    colours = newest_map(host.model_roots("vae")) if previews else rgb_map.BUILT_IN
+    show = host.progress(forwards)
+    picture_of = _picture_maker(host) if host.wants_preview() else None
+    budget = PreviewBudget()
 
     def on_step(done: int, total: int, x0_video: torch.Tensor, x0_audio: torch.Tensor) -> None:
-        nonlocal previews
+        nonlocal picture_of
         picture = None
-        if previews and budget.due():
+        if picture_of is not None and budget.due():
             try:
-                picture = budget.run(lambda: latent_preview(x0_video, colours))
+                picture = budget.run(lambda: picture_of(x0_video))
             except Exception:  # a run of minutes must not end for a thumbnail
                 log.warning("FastH3 Sampler: previews are off for this run", exc_info=True)
-                previews = False
+                picture_of = None
         show(done, picture)
 
     return on_step
 
 
-def newest_map(roots: list[Path]) -> rgb_map.RGBMap:
-    """The map that was fitted last: all video VAEs of H3 share one latent space. The built-in one if there is none."""
-    files = [path for root in roots for path in root.glob(f"*{rgb_map.SUFFIX}")]
-    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
-        if (found := rgb_map.load(path)) is not None:
+def _picture_maker(host: _host.Host) -> Callable[[torch.Tensor], Image.Image]:
+    draft = _draft_decoder(host.model_roots("vae_approx"), host.device())
+    if draft is not None:
+        return lambda latent: draft_preview(latent, draft.decode)
+    colours = newest_map(host.model_roots("vae"))
+    return lambda latent: latent_preview(latent, colours)
+
+
+def _draft_decoder(roots: list[Path], device: torch.device) -> DraftVAE | None:
+    """The first taeh3 file, 10 to 23 MB; None without one, or if it is no such decoder."""
+    for path in sorted(path for root in roots for path in root.glob(f"{_DRAFT}*.safetensors")):
+        try:
+            found = load_video_vae(path, "auto", device)
+        except FastH3Error as error:
+            log.warning("FastH3 Sampler: no previews from %s: %s", path.name, error)
+            continue
+        if isinstance(found, DraftVAE):
             return found
-    return rgb_map.BUILT_IN
-
-
-@contextmanager
-def fitting(vae: VaePair, latent: torch.Tensor) -> Iterator[Fitting]:
-    """Fit the map to what the block decodes of `latent`, and keep it beside the VAE's file if it is a good one. Once
-    for each file."""
-    path = vae.video_path.with_name(vae.video_path.name + rgb_map.SUFFIX)
-    if path.exists():
-        yield lambda frames_FHWC, clip: None
-        return
-    fit = rgb_map.Fit()
-    yield lambda frames_FHWC, clip: fit.add(latent, clip, frames_FHWC)
-    if not fit.pixels or not fit.is_good(found := fit.solve()):
-        return
-    try:
-        rgb_map.save(path, found)
-    except OSError as error:  # models may lie where nobody but their owner writes
-        log.info("FastH3: previews keep the built-in colours: %s", error)
+    return None

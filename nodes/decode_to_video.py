@@ -9,7 +9,8 @@ from ..fasth3_core.media.formats import AUDIO_CODECS, BIT_DEPTHS, DEFAULT_CRF, F
 from ..fasth3_core.media.preview import frames_preview
 from ..fasth3_core.packing.geometry import FPS, SAMPLE_RATE
 from ..fasth3_core.vae.resume import Delivery
-from . import _host, _latents, _movie, _output_name, _previews, _rescue
+from . import _host, _latents, _movie, _output_name, _rescue
+from ._colours import Fitting, fitting
 from ._decode import Decoder
 from ._host import io
 from ._types import CATEGORY, Report, Vae
@@ -102,7 +103,7 @@ class FastH3DecodeToVideo(io.ComfyNode):
             )
             facts = {"format": format, "bit_depth": settings.bit_depth, "crf": settings.crf}
             metadata = _movie.metadata(cls, host, report, track, **facts)
-            with _previews.fitting(vae, video) as fit:
+            with fitting(vae, video) as fit:
                 _write(decoder, file.path, settings, track, metadata, fit)
             track.keep_raw()
         lines = [f"{file.filename}: {width}x{height}, {decoder.frames} frames ({decoder.frames / FPS:.2f} s), {format}"]
@@ -115,7 +116,7 @@ class FastH3DecodeToVideo(io.ComfyNode):
 
 
 def _write(
-    decoder: Decoder, path: Path, settings: Output, track: _movie.Track, metadata: dict, fit: _previews.Fitting
+    decoder: Decoder, path: Path, settings: Output, track: _movie.Track, metadata: dict, fit: Fitting
 ) -> None:
     """Decode and encode at once. The bar counts tiles, and shows frames of the clip that was finished last."""
     height, width = decoder.size

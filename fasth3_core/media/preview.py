@@ -1,7 +1,7 @@
 """Pictures of an unfinished video: of a latent, by a linear map to RGB, and of finished frames. Several moments side by
 side, because the first frame alone says nothing of the motion. Costs next to nothing and shows no detail."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -45,13 +45,20 @@ def frames_preview(frames_FHWC: torch.Tensor) -> Image.Image:
     return strip(small)
 
 
-def video_preview(pixels_CFHW: torch.Tensor) -> Image.Image:
-    """Strip of what a small decoder made: [3, F, H, W] in [0, 1]."""
-    chosen_CFHW = pixels_CFHW[:, moments(pixels_CFHW.shape[1])].detach().float()
-    scale = min(1.0, MAX_SIDE / max(chosen_CFHW.shape[2:]))
-    if scale < 1:
-        chosen_CFHW = F.interpolate(chosen_CFHW, scale_factor=scale, mode="bilinear")
-    return strip([to_image(frame.movedim(0, -1)) for frame in chosen_CFHW.movedim(1, 0)])
+def draft_preview(video_latent: torch.Tensor, decode: Callable[[torch.Tensor], torch.Tensor]) -> Image.Image:
+    """Strip that a small decoder makes of a normalised video latent [1, 24, T, h, w].
+
+    decode([1, 24, 1, h, w]) -> [1, 3, 1, 16h, 16w]. It gets moments one by one, and no larger than they are shown: at
+    full size its buffers would be half a gigabyte, beside a transformer that may have left no more.
+    """
+    side = MAX_SIDE // 2 // _LATENT_PIXELS
+    scale = min(1.0, side / max(video_latent.shape[3:]))
+    size = [max(1, round(scale * length)) for length in video_latent.shape[3:]]
+    pictures = []
+    for index in moments(video_latent.shape[2]):
+        small = F.interpolate(video_latent[0, :, index : index + 1].detach().float().movedim(1, 0), size, mode="area")
+        pictures.append(to_image(decode(small.movedim(0, 1)[None])[0, :, 0].movedim(0, -1)))
+    return strip(pictures)
 
 
 def strip(pictures: Sequence[Image.Image], largest_scale: float = 1.0) -> Image.Image:

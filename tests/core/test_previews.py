@@ -6,10 +6,10 @@ from comfyui_fasth3.fasth3_core.media import images, rgb_map
 from comfyui_fasth3.fasth3_core.media.preview import (
     MAX_SIDE,
     MOMENTS,
+    draft_preview,
     frames_preview,
     latent_preview,
     moments,
-    video_preview,
 )
 from comfyui_fasth3.fasth3_core.media.preview_budget import SHARE, PreviewBudget
 
@@ -47,8 +47,23 @@ def test_frames(dtype):
     assert picture[10, 10].max() == 0 and picture[10, picture.shape[1] // 2 - 10].min() == 1
 
 
-def test_video_of_a_small_decoder():
-    assert max(video_preview(torch.rand(3, 22, 768, 1344)).size) <= MAX_SIDE
+@pytest.mark.parametrize("h, w", [(48, 84), (84, 48), (4, 6)])
+def test_of_a_small_decoder(h, w):
+    """It is asked for single moments, at the size at which they are shown."""
+    asked = []
+
+    def decode(latent):
+        asked.append(tuple(latent.shape))
+        grey = latent[:, :3].clamp(0, 1)
+        return grey.repeat_interleave(16, 3).repeat_interleave(16, 4)
+
+    latent = torch.linspace(0, 1, 10)[None, None, :, None, None].expand(1, 24, 10, h, w)
+    picture = draft_preview(latent, decode)
+    assert len(asked) == MOMENTS and len(set(asked)) == 1
+    assert asked[0][:3] == (1, 24, 1) and max(asked[0][3:]) <= 16
+    assert max(picture.size) <= MAX_SIDE
+    corners = images.to_tensor(picture)
+    assert corners[5, 5].max() < 0.1 and corners[-5, -5].min() > 0.9
 
 
 class Clock:

@@ -11,8 +11,8 @@ from comfyui_fasth3.fasth3_core.media.pixels import quantise
 from comfyui_fasth3.fasth3_core.report.run_report import RunReport
 from comfyui_fasth3.fasth3_core.vae import VideoVAE
 from comfyui_fasth3.nodes import _decode, _latents
+from comfyui_fasth3.nodes._colours import newest_map
 from comfyui_fasth3.nodes._host import io
-from comfyui_fasth3.nodes._previews import newest_map
 
 NODE = "FastH3DecodeToVideo"
 REPORT = RunReport(contract={"name": "preview-4", "shift_video": 12.0, "shift_audio": 3.0})

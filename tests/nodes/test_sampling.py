@@ -9,9 +9,11 @@ from comfyui_fasth3.fasth3_core.model.handle import H3Model
 from comfyui_fasth3.fasth3_core.packing.layout import Keyframe
 from comfyui_fasth3.fasth3_core.sampling.loop import sample
 from comfyui_fasth3.fasth3_core.sampling.request import Request
+from comfyui_fasth3.fasth3_core.vae.draft import DraftVAE
 from comfyui_fasth3.nodes import _conditioning, _latents, _previews
 from comfyui_fasth3.nodes._conditioning import Prompt
 from comfyui_fasth3.nodes._host_standalone import StreamPair
+from safetensors.torch import save_file
 
 
 @pytest.fixture
@@ -165,6 +167,36 @@ def test_a_failing_preview_does_not_end_the_run(run, request_of, host, monkeypat
     run("FastH3Sampler", **request_of())
     assert [picture for *_, picture in shown] == [None] * 4
     assert caplog.text.count("previews are off") == 1
+
+
+def draft_weights(width=8):
+    """A draft decoder of the released form, with few channels."""
+    shapes = {"1": (width, 24, 3), "8": (width, width, 3), "14": (width, width, 3), "20": (width, width, 3),
+              "22": (12, width, 3), "7.conv": (width, width, 1), "13.conv": (2 * width, width, 1),
+              "19.conv": (2 * width, width, 1)}
+    for block in (3, 4, 5, 9, 10, 11, 15, 16, 17):
+        shapes |= {f"{block}.conv.0": (width, 2 * width, 3), f"{block}.conv.2": (width, width, 3),
+                   f"{block}.conv.4": (width, width, 3)}
+    return {f"decoder.{name}.weight": 0.1 * torch.randn(out, inp, k, k) for name, (out, inp, k) in shapes.items()}
+
+
+@pytest.mark.parametrize("name, makes", [("taeh3.safetensors", "draft"), ("taeh3_bad.safetensors", "map")])
+def test_previews_of_a_draft_decoder_if_there_is_one(run, request_of, host, folders, monkeypatch, caplog, name, makes):
+    shown, made = progress_of(host, monkeypatch, True), []
+    real = DraftVAE.decode
+    monkeypatch.setattr(DraftVAE, "decode", lambda vae, latent: (made.append(latent.shape), real(vae, latent))[1])
+    roots = host.model_roots
+    approx = folders / "approx"
+    approx.mkdir()
+    monkeypatch.setattr(host, "model_roots", lambda kind: [approx] if kind == "vae_approx" else roots(kind))
+    if makes == "draft":
+        save_file(draft_weights(), approx / name)
+    else:
+        (approx / name).write_text("no weights")
+    run("FastH3Sampler", **request_of())
+    assert all(picture is not None for *_, picture in shown)
+    assert len(made) == (2 * 4 if makes == "draft" else 0), "two latents, four steps"
+    assert ("no previews from" in caplog.text) == (makes == "map")
 
 
 def test_room_asked_for_grows_with_the_video(run, request_of, host, monkeypatch):
