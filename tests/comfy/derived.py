@@ -9,7 +9,7 @@ from comfyui_fasth3.fasth3_core.selftest.random_adapter import random_adapter
 from safetensors.torch import load_file, save_file
 
 ADAPTER = "loras/tiny_adapter.safetensors"
-FORMS = ("int8", "fp8")
+FORMS = {"int8": Choice(form="int8"), "fp8": Choice(form="fp8"), "int8_adaln": Choice(form="int8", adaln=True)}
 
 
 def derive(models: Path) -> None:
@@ -18,6 +18,6 @@ def derive(models: Path) -> None:
     (models / ADAPTER).parent.mkdir(exist_ok=True)
     save_file(tensors, models / ADAPTER, metadata=metadata)
     component = open_component(source)
-    for form in FORMS:
+    for form, choice in FORMS.items():
         path = source.with_name(f"tiny_dense_ours_{form}.safetensors")
-        convert(component, plan_transformer(component), path, Choice(form=form))
+        convert(component, plan_transformer(component), path, choice)
