@@ -1,7 +1,7 @@
 """The device code of the Hopper path, in Gluon: explicit copies, barriers and matrix instructions.
 
 A program takes a few query tiles in turn; two programs share a multiprocessor. One warp walks the packed lists
-(hopper_pack.py) and keeps a ring of stages filled; four warps compute QK^T, softmax and PV. Stage j carries K of step j
+(steps.py) and keeps a ring of stages filled; four warps compute QK^T, softmax and PV. Stage j carries K of step j
 and V of step j - 1, because the two products that run together are those: while the tensor cores multiply P of step
 j - 1 with V, the softmax of step j is computed. A list of T steps takes T + 1 stages.
 
@@ -21,19 +21,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from . import hopper_pack
+from . import steps
 
-TILE = gl.constexpr(hopper_pack.STEP.value)
+TILE = gl.constexpr(steps.STEP.value)
 HEAD_DIM = gl.constexpr(128)
 ATOM = gl.constexpr(64)
 """Columns of a swizzle atom: 128 bytes of a 16-bit type. The second half of all 64 rows follows the first in memory."""
 
-GRANULE = gl.constexpr(hopper_pack.GRANULE.value)
-PER_STEP = gl.constexpr(hopper_pack.STEP.value // hopper_pack.GRANULE.value)
-ROW_SHIFT = gl.constexpr(hopper_pack.ROW_SHIFT.value)
-KIND_MASK = gl.constexpr((1 << hopper_pack.ROW_SHIFT.value) - 1)
-PAIR = gl.constexpr(hopper_pack.PAIR.value)
-FOUR = gl.constexpr(hopper_pack.FOUR.value)
+GRANULE = gl.constexpr(steps.GRANULE.value)
+PER_STEP = gl.constexpr(steps.STEP.value // steps.GRANULE.value)
+ROW_SHIFT = gl.constexpr(steps.ROW_SHIFT.value)
+KIND_MASK = gl.constexpr(steps.KIND_MASK.value)
+PAIR = gl.constexpr(steps.PAIR.value)
+FOUR = gl.constexpr(steps.FOUR.value)
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)
 """The running maximum before the first key. Not -inf: a list without keys then has exponentials of 0 and no NaN."""

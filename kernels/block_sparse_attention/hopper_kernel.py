@@ -8,7 +8,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .hopper_gluon import ATOM, GRANULE, HEAD_DIM, PER_STEP, TILE, attention_kernel
-from .hopper_pack import pack_lists
+from .steps import pack_lists
 
 STAGES = 3
 """With Q they fill half of a multiprocessor's shared memory, 112 of 227 KB: two programs share one."""

@@ -14,9 +14,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..device import check_last_dim
-from .steps import GRANULE, STEP, steps_of
+from .steps import GRANULE, KIND_MASK, ROW_SHIFT, STEP, pack_lists
 
 _LOG2_E = 1.4426950408889634
+
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
+"""The running maximum before the first key. Not -inf: a list without keys then has exponentials of 0 and no NaN."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,12 @@ def _softmax_step(logits, v, highest, total, acc, scale):
 
 @triton.jit
 def _attend_kernel(
-    q_ptr, k_ptr, v_ptr, k_tiles, v_tiles, out_ptr, offsets_ptr, full_ptr, granules_ptr, lengths_ptr,
+    q_ptr, k_ptr, v_ptr, k_tiles, v_tiles, out_ptr, offsets_ptr, granules_ptr, full_ptr, steps_ptr,
     stride_qs, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, stride_os, stride_oh,
     V, P, K, scale,
-    D: tl.constexpr, STEP: tl.constexpr, GRANULE: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    STAGES: tl.constexpr, GRANULE_STAGES: tl.constexpr,
+    D: tl.constexpr, DESCRIPTORS: tl.constexpr, STAGES: tl.constexpr, GRANULE_STAGES: tl.constexpr,
 ):
-    """k_tiles, v_tiles: descriptors of [STEP, D] blocks over all heads, or anything where DESCRIPTORS is off."""
+    """k_tiles, v_tiles: descriptors of [64, D] blocks over all heads, or anything where DESCRIPTORS is off."""
     # int64 before any stride: a slice of [S, 3, 56, 128] passes 2**31 elements at 99,865 tokens
     tile = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -84,16 +86,15 @@ def _attend_kernel(
     col = tl.arange(0, D)[None, :]
     q = tl.load(q_ptr + first * stride_qs + head * stride_qh + row * stride_qs + col, mask=row < size, other=0.0)
 
-    highest = tl.full([STEP], -float("inf"), tl.float32)
+    highest = tl.full([STEP], _LOWEST, tl.float32)
     total = tl.zeros([STEP], tl.float32)
     acc = tl.zeros([STEP, D], tl.float32)
     listed = head * V + tile
     full_ptr += listed * K
     granules_ptr += listed * K * (STEP // GRANULE)
-    num_full = tl.load(lengths_ptr + 2 * listed)
-    num_granules = tl.load(lengths_ptr + 2 * listed + 1)
+    ragged = tl.load(steps_ptr + 3 * listed + 1)
 
-    for j in tl.range(0, num_full, num_stages=STAGES):
+    for j in tl.range(0, tl.load(steps_ptr + 3 * listed + 2) - ragged, num_stages=STAGES):
         token = tl.load(full_ptr + j)
         if DESCRIPTORS:
             k = k_tiles.load([token, k_column])
@@ -104,12 +105,11 @@ def _attend_kernel(
         logits = tl.dot(q, tl.trans(k))
         highest, total, acc = _softmax_step(logits, v, highest, total, acc, scale)
 
-    for j in tl.range(0, num_granules, STEP // GRANULE, num_stages=GRANULE_STAGES):
-        place = j + slot // GRANULE
-        granule = tl.load(granules_ptr + place, mask=place < num_granules, other=0)
+    for j in tl.range(0, ragged, num_stages=GRANULE_STAGES):
+        code = tl.load(granules_ptr + (j * STEP + slot) // GRANULE)
         within = slot % GRANULE
-        inside = within < granule % 16
-        tokens = (granule // 16 + within).to(tl.int64)[:, None]
+        inside = within < (code & KIND_MASK)
+        tokens = ((code >> ROW_SHIFT) + within).to(tl.int64)[:, None]
         k = tl.load(k_ptr + tokens * stride_ks + col, mask=inside[:, None], other=0.0)
         v = tl.load(v_ptr + tokens * stride_vs + col, mask=inside[:, None], other=0.0)
         logits = tl.where(inside[None, :], tl.dot(q, tl.trans(k)), -float("inf"))
@@ -131,16 +131,15 @@ def attend(q, k, v, offsets, index, count, out, launch: Launch):
     check_last_dim("block_sparse_attention", q=q, k=k, v=v, out=out)
     S, H, D = k.shape
     V, K = index.shape[1:]
-    steps = steps_of(offsets, index, count, S)
+    lists = pack_lists(offsets, index, count, S)
     descriptors = launch.descriptors and _describable(k) and _describable(v)
     tiles = [_describe(k), _describe(v)] if descriptors else [k, v]
     with torch.cuda.device_of(q):
         _attend_kernel[(V, H)](
-            q, k, v, *tiles, out, offsets, *steps,
+            q, k, v, *tiles, out, offsets, lists.granules, lists.full, lists.steps,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
             V, offsets.numel() - 1 - V, K, D**-0.5 * _LOG2_E,
-            D=D, STEP=STEP, GRANULE=GRANULE, DESCRIPTORS=descriptors,
-            STAGES=launch.stages, GRANULE_STAGES=launch.granule_stages,
+            D=D, DESCRIPTORS=descriptors, STAGES=launch.stages, GRANULE_STAGES=launch.granule_stages,
             num_warps=launch.warps,
         )
     return out
@@ -155,4 +154,4 @@ def _describable(x: torch.Tensor) -> bool:
 
 def _describe(x: torch.Tensor) -> TensorDescriptor:
     S, H, D = x.shape
-    return TensorDescriptor(x, [S, (H - 1) * x.stride(1) + D], [x.stride(0), 1], [STEP, D])
+    return TensorDescriptor(x, [S, (H - 1) * x.stride(1) + D], [x.stride(0), 1], [STEP.value, D])

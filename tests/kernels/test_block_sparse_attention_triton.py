@@ -1,4 +1,4 @@
-"""Mirrors kernels/block_sparse_attention/triton_kernel.py and steps.py: on a GPU, or in Triton's interpreter."""
+"""Mirrors kernels/block_sparse_attention/triton_kernel.py: on a GPU, or in Triton's interpreter."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -115,37 +115,10 @@ def test_layouts_that_descriptors_cannot_take_give_the_same(layout, launch, trit
     torch.testing.assert_close(run((q, k, v, offsets, index, count), launch), expected, rtol=0, atol=2e-3)
 
 
-def test_steps_hold_every_listed_token_once(triton_device):
-    *_, offsets, index, count = make(triton_device)
-    full, granules, lengths = (x.cpu() for x in steps.steps_of(offsets, index, count, int(offsets[-1])))
-    bounds = offsets.tolist()
-    for h in range(index.shape[0]):
-        for i in range(index.shape[1]):
-            num_full, num_granules = lengths[h, i].tolist()
-            tiles = index[h, i, : count[h, i]].tolist()
-            assert full[h, i, :num_full].tolist() == [bounds[n] for n in tiles if SIZES[n] == steps.STEP]
-            tokens = []
-            for granule in granules[h, i, :num_granules].tolist():
-                assert 1 <= granule % 16 <= steps.GRANULE
-                tokens += range(granule // 16, granule // 16 + granule % 16)
-            assert tokens == [t for n in tiles if SIZES[n] < steps.STEP for t in range(bounds[n], bounds[n + 1])]
-
-
-def test_long_lists_are_cut_in_turns(triton_device):
-    sizes = [64, 3] * 100
-    offsets = offsets_of(sizes).to(triton_device)
-    index = torch.arange(200, dtype=torch.int32, device=triton_device).expand(1, 1, 200)
-    count = torch.full((1, 1), 199, dtype=torch.int32, device=triton_device)
-    full, granules, lengths = steps.steps_of(offsets, index, count, int(offsets[-1]))
-    assert lengths.tolist() == [[[100, 99]]]
-    assert full[0, 0, :100].tolist() == offsets[0:200:2].tolist()
-    assert granules[0, 0, :99].tolist() == [16 * n + 3 for n in offsets[1:198:2].tolist()]
-
-
 def test_more_tokens_than_a_granule_can_number(triton_device):
     lists = torch.zeros(1, 1, 1, dtype=torch.int32)
     with pytest.raises(ValueError, match="134217729 tokens, expected at most 134217728"):
-        steps.steps_of(offsets_of([1]), lists, lists[0], (1 << 27) + 1)
+        steps.pack_lists(offsets_of([1]), lists, lists[0], (1 << 27) + 1)
 
 
 @pytest.mark.parametrize("tile_size", [128, 256])

@@ -56,7 +56,7 @@ def unpack(packed, item):
 @given(case=tiles_and_lists())
 def test_packing(case, triton_device):
     """Each listed token once, nothing else, in as few steps as can be, and a mask only where one is needed."""
-    from comfyui_fasth3.kernels.block_sparse_attention.hopper_pack import pack_lists
+    from comfyui_fasth3.kernels.block_sparse_attention.steps import pack_lists
 
     sizes, lists = case
     offsets, (index, count) = offsets_of(sizes), as_tensors(lists)

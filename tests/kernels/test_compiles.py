@@ -59,12 +59,12 @@ def attend(capabilities: tuple[int, ...], head_dim: int, element: str) -> Kernel
     folder = "block_sparse_attention.triton_kernel"
     launch = importlib.import_module(f"comfyui_fasth3.kernels.{folder}").launch_for(divmod(capabilities[0], 10))
     tiles = f"tensordesc<T[64, {head_dim}]>" if launch.descriptors else "*T"
-    lists = {f"{name}_ptr": "*i32" for name in ("full", "granules", "lengths")}
+    lists = {f"{name}_ptr": "*i32" for name in ("full", "granules", "steps")}
     return Kernel(
         folder, "_attend_kernel",
         pointers("q", "k", "v", "out") | {"k_tiles": tiles, "v_tiles": tiles} | OFFSETS | lists
         | strides("qs", "qh", "ks", "kh", "vs", "vh", "os", "oh") | counts("V", "P", "K") | {"scale": "fp32"},
-        {"D": head_dim, "STEP": 64, "GRANULE": 8, "DESCRIPTORS": launch.descriptors, "STAGES": launch.stages,
+        {"D": head_dim, "DESCRIPTORS": launch.descriptors, "STAGES": launch.stages,
          "GRANULE_STAGES": launch.granule_stages},
         num_warps=launch.warps, capabilities=capabilities, elements=(element,),
     )
@@ -178,15 +178,10 @@ KERNELS = (
         {"ROWS": 16, "BLOCK_D": 128}, num_warps=2,
     ),
     Kernel(
-        "block_sparse_attention.steps", "_steps_kernel",
-        {f"{name}_ptr": "*i32" for name in ("index", "count", "offsets", "full", "granules", "lengths")} | counts("K"),
-        {"STEP": 64, "GRANULE": 8, "BLOCK_K": 128}, num_warps=1, elements=("bf16",),
-    ),
-    Kernel(
-        "block_sparse_attention.hopper_pack", "_pack_lists_kernel",
+        "block_sparse_attention.steps", "_pack_lists_kernel",
         {f"{name}_ptr": "*i32" for name in ("offsets", "index", "count", "granules", "full", "steps")}
         | counts("num_tokens", "K"),
-        {"BLOCK_K": 128}, num_warps=1, capabilities=(90,), elements=("bf16",),
+        {"BLOCK_K": 128}, num_warps=1, elements=("bf16",),
     ),
     attend((75,), 128, "fp16"),
     attend((80, 86, 89), 128, "bf16"),
