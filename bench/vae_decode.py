@@ -208,9 +208,9 @@ def parts(half: vae.VideoVAE, tiles: int) -> list[dict]:
     return rows
 
 
-def measure(made: dict[str, vae.VideoVAE], audio: vae.AudioVAE, repeats: int) -> list[dict]:
+def measure(made: dict[str, vae.VideoVAE], audio: vae.AudioVAE, repeats: int, tile_batches: tuple) -> list[dict]:
     latent = torch.randn(1, LATENT, LATENTS, HEIGHT, WIDTH_LATENTS, generator=torch.Generator().manual_seed(5))
-    cases = [("fp16", tiles, "cuda") for tiles in TILE_BATCHES[1:]] + [(form, 0, "cpu") for form in made]
+    cases = [("fp16", tiles, "cuda") for tiles in tile_batches] + [(form, 0, "cpu") for form in made]
     rows = []
     for form, tiles, out in cases:
         one = made[form]
@@ -235,7 +235,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for vae_decode.json")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="without the steps of a block, one by one")
+    parser.add_argument("--quick", action="store_true", help="one number of tiles a call, no steps of a block")
     parser.add_argument("--commit", help="recorded with the rows where git is not at hand; default: HEAD")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -261,7 +261,7 @@ def main() -> int:
     about = environment()
     if arguments.commit:
         about["commit"] = arguments.commit
-    rows = measure(made, audio, arguments.repeats)
+    rows = measure(made, audio, arguments.repeats, TILE_BATCHES[2:] if arguments.quick else TILE_BATCHES[1:])
     if not arguments.quick:
         rows += parts(half, 4) + parts(half, 7)
     arguments.out.mkdir(parents=True, exist_ok=True)
