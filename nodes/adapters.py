@@ -66,8 +66,10 @@ class FastH3ApplyAdapter(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, adapter_name, **_):
-        return fingerprint(resolve(_host.get().model_roots(_LORA_FOLDER), adapter_name))
+    def fingerprint_inputs(cls, adapter_name, adaln_source=_NONE, **_):
+        host = _host.get()
+        source = [] if adaln_source == _NONE else [fingerprint(resolve(host.model_roots(_MODEL_FOLDER), adaln_source))]
+        return [fingerprint(resolve(host.model_roots(_LORA_FOLDER), adapter_name)), *source]
 
     @classmethod
     def execute(

@@ -132,13 +132,15 @@ def test_parts_of_a_fused_result_and_a_bias(dtype):
     assert float((have * 1.01 - want).norm() / want.norm()) > limit
 
 
-def test_a_run_with_increments_is_the_run_with_the_merged_weights(tmp_path):
-    """fp32, four forwards of the student: base + adapter merged, base + adapter beside, the student's own file."""
+@pytest.mark.parametrize("form", ["plain", *FORMS])
+def test_a_run_with_increments_is_the_run_with_the_merged_weights(tmp_path, form):
+    """fp32, four forwards of the student: base + adapter, in both modes, against the student's own file."""
     base = tiny_tensors(gates=False)
-    tensors, metadata = random_adapter(base, dtype=torch.float32)
+    base = base if form == "plain" else quantised(base, form)
+    tensors, metadata = random_adapter(plain(base), dtype=torch.float32)
     path = write(tmp_path / "a.safetensors", tensors, metadata)
     save(base, tmp_path / "base.safetensors")
-    whole = {name: t.float() for name, t in {**base, **student(base, tensors)}.items()}
+    whole = {name: t.float() for name, t in {**plain(base), **student(plain(base), tensors)}.items()}
     save(whole, tmp_path / "student.safetensors")
     model = load_model(tmp_path / "base.safetensors", dtype="fp32")
     runs = [
