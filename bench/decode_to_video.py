@@ -162,6 +162,10 @@ def check(vae) -> list[dict]:
     rows.append({"check": "delivered = decoded", "ok": bool((straight == plain).all())})
     rows.append({"check": "resumed after a tile", "ok": bool((whole(6, -1) == straight).all())})
     rows.append({"check": "resumed after a clip", "ok": bool((whole(0, 1) == straight).all())})
+    part = torch.rand(3, 32, 32, 3, generator=torch.Generator().manual_seed(1))
+    for bits in (8, 16):
+        there = pixels.send(pixels.quantise(part.to(vae.device), bits)).arrived()
+        rows.append({"check": f"whole numbers of {bits} bits", "ok": torch.equal(there, pixels.quantise(part, bits))})
     return rows
 
 

@@ -95,7 +95,8 @@ class Decoder:
         height, width = self.size
         working = self.vae.working_bytes(tiles, height, width)
         self.host.acquire(self.vae, device, working)
-        if device.type == "cpu" or (free := _usable(device)) >= working:
+        free = _usable(device)
+        if free is None or free >= working:
             return
         log.info("FastH3: %.1f GiB free on %s, decoding takes %.1f: all models go", free / _GIB, device, working / _GIB)
         self.host.release_all()
@@ -106,7 +107,10 @@ class Decoder:
         log.warning("FastH3: %s", text)
 
 
-def _usable(device: torch.device) -> int:
-    """Bytes that torch can hand out: free on the device, and kept from freed tensors."""
+def _usable(device: torch.device) -> int | None:
+    """Bytes that torch can hand out: free on the device, and kept from freed tensors. None where nobody tells: the CPU,
+    MPS."""
     module = torch.get_device_module(device)
+    if not hasattr(module, "mem_get_info"):
+        return None
     return module.mem_get_info(device)[0] + module.memory_reserved(device) - module.memory_allocated(device)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import CheckpointError, ContractError, FastH3Error, Interrupted
 from comfyui_fasth3.nodes import _decode, _latents
+from comfyui_fasth3.nodes._decode import _usable
 from comfyui_fasth3.nodes._host import does_not_fit
 
 
@@ -179,6 +180,23 @@ def test_places_in_order(vae, monkeypatch):
     assert gone == [1, 2, 3]
     assert "out of memory on cuda:0" in decoder.notes[0] and "on cuda:0, tile by tile" in decoder.notes[0]
     assert "1.0 GiB that are free on cuda:1" in decoder.notes[2] and "on cpu" in decoder.notes[2]
+
+
+@pytest.mark.parametrize("free", [[1 << 40], [0, 1 << 40], [0, 0]], ids=["enough", "not-at-first", "never"])
+def test_room_is_looked_for_before_decoding(vae, monkeypatch, free):
+    """A host that says it made room, and a device that says it did not: then all models go."""
+    calls, left = [], list(free)
+
+    class Host:
+        device = staticmethod(lambda: torch.device("cuda:0"))
+        release_all = staticmethod(lambda: calls.append("all go"))
+        acquire = staticmethod(lambda resident, device, working: calls.append("room"))
+
+    monkeypatch.setattr(_decode, "_usable", lambda device: left.pop(0))
+    decoder = _decode.Decoder(Host(), vae, torch.zeros(1, 24, 2, 4, 4), torch.zeros(1, 32, 2, 8), 0)
+    decoder.somewhere(lambda tiles: calls.append("decode"))
+    assert calls == (["room", "decode"] if free[0] else ["room", "all go", "room", "decode"])
+    assert _usable(torch.device("cpu")) is None
 
 
 def test_interrupt_passes_through_and_the_next_decode_works(run, vae, sampled, host, monkeypatch):
