@@ -17,10 +17,11 @@ COMMANDS = {
     "inspect": "say what a model file or folder is, from its headers alone",
     "quantize": "write a transformer in 8 bits: int8 ConvRot or fp8, with what each layer loses",
     "plan": "tokens, tiles and memory of a request, before anything is loaded",
+    "probe-decoder": "find out how a 24-block video decoder decodes, by comparing it with the released one",
     "verify": "compare this machine's results with recorded ones: a self-test after installing",
     "submit": "send an API-format graph to a running ComfyUI, follow it and fetch its files",
 }
-"""Command -> one line for the list of commands; the module of the same name is imported when it is asked for."""
+"""Command -> one line for the list of commands; the module of that name (with _ for -) is imported when asked for."""
 
 PROG = "comfyui-fasth3"
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"{PROG}: no command {name!r}\n\n{_usage()}", file=sys.stderr)
         return 2
-    command = importlib.import_module(f".{name}", __package__)
+    command = importlib.import_module(f".{name.replace('-', '_')}", __package__)
     parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=COMMANDS[name])
     command.add_arguments(parser)
     args = parser.parse_args(rest)

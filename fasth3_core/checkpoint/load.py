@@ -18,6 +18,7 @@ from ..model.handle import H3Model
 from ..vae import AudioVAE, VideoVAE
 from ..vae.draft import DraftVAE, is_draft
 from ..vae.video import FP8, NO_ENCODER
+from ..vae.windows import WindowOptions
 from ..weights.policy import DTYPES
 from ..weights.store import ResidentStore, shared
 from . import audio_names, names, vae_names
@@ -25,6 +26,7 @@ from .component import Component, open_component, read_json
 from .draft_names import plan_draft_decoder
 from .kinds import Plan
 from .reading import FileReader
+from .window_choice import recall
 
 log = logging.getLogger("fasth3")
 
@@ -120,7 +122,12 @@ def recorded_contract(component: Component) -> Mapping[str, Any] | None:
 
 
 def load_video_vae(
-    path: str | Path, dtype: str | torch.dtype = "auto", device: torch.device | str = "cpu", *, only: str = ""
+    path: str | Path,
+    dtype: str | torch.dtype = "auto",
+    device: torch.device | str = "cpu",
+    *,
+    only: str = "",
+    windows: WindowOptions | None = None,
 ) -> VideoVAE | DraftVAE:
     """Open the video VAE, or a draft decoder, and read it to `device`.
 
@@ -128,6 +135,7 @@ def load_video_vae(
         dtype: of the decoder's products. "auto" is fp16 on an accelerator and fp32 on the CPU; "fp8" quantises those
             of the blocks when they are read, for an NVIDIA GPU that has float8.
         only: "decoder" or "encoder" to read no more than that.
+        windows: of a decoder of whole frames; None takes what probe-decoder found out about the file, if it did.
 
     Raises:
         CheckpointError: not a whole video VAE, or one whose decoder is not known how to run.
@@ -141,8 +149,11 @@ def load_video_vae(
             return DraftVAE.from_tensors(tensors, _vae_dtype(dtype, device), device)
     plan = vae_names.plan_video_vae(component)
     head_dim = vae_names.decoder_head_dim(component.config)
+    windows = windows or (recall(component.root) if component.root.is_file() else None)
     with _lazy(component, plan, device) as tensors:
-        return VideoVAE.from_tensors(tensors, _vae_dtype(dtype, device), device, head_dim=head_dim, only=only)
+        return VideoVAE.from_tensors(
+            tensors, _vae_dtype(dtype, device), device, head_dim=head_dim, only=only, windows=windows
+        )
 
 
 def load_audio_vae(path: str | Path, device: torch.device | str = "cpu") -> AudioVAE:

@@ -19,6 +19,7 @@ from .run import Progress, Run, nothing
 from .tiling import STEP, Axis, Stitcher, axis_tiles
 from .video_decoder import PATCH, ViTDecoder, read_decoder
 from .video_encoder import LOGVAR_RANGE, VideoEncoder, read_encoder
+from .windows import Span, WindowOptions, spans
 
 FP8 = torch.float8_e4m3fn
 NO_ENCODER = "this video VAE file holds a decoder only. To encode, load one with `encoder.*` tensors."
@@ -35,6 +36,8 @@ class VideoVAE:
     latents_mean: torch.Tensor
     latents_std: torch.Tensor
     device: torch.device
+    windows: WindowOptions | None = None
+    """How a decoder of whole frames was trained; None for tiles, the released plan."""
 
     @classmethod
     def from_tensors(
@@ -45,6 +48,7 @@ class VideoVAE:
         *,
         head_dim: int = 64,
         only: str = "",
+        windows: WindowOptions | None = None,
     ) -> "VideoVAE":
         """Build from diffusers names; every size comes from the shapes.
 
@@ -56,6 +60,7 @@ class VideoVAE:
                 the rest is bf16 then.
             head_dim: of the decoder, which no tensor tells.
             only: "decoder" or "encoder" to read no more than that; "" reads what there is.
+            windows: of a decoder of whole frames; None is the released plan, which refuses 24 blocks.
 
         A file without an encoder decodes; its encode() raises. Raises CheckpointError, ConfigError.
         """
@@ -66,7 +71,9 @@ class VideoVAE:
         form, wide = ("fp8", torch.bfloat16) if dtype == FP8 else ("", dtype)
         has_encoder = any(name.startswith("encoder.") for name in tensors_by_name)
         with exact_fp32(device):  # the caller's autocast would recast what is joined
-            decoder = None if only == "encoder" else read_decoder(reader, wide, head_dim, form)
+            decoder = None
+            if only != "encoder":
+                decoder = read_decoder(reader, wide, head_dim, form, windows=windows is not None)
         encoder = read_encoder(reader) if has_encoder and only != "decoder" else None
         if only == "encoder" and encoder is None:
             raise CheckpointError(NO_ENCODER)
@@ -77,7 +84,7 @@ class VideoVAE:
                 f"the decoder takes {decoder.latent_channels}"
             )
         mean, std = latents.statistics(reader, latents.VIDEO_MEAN, latents.VIDEO_STD, channels.pop())
-        return cls(decoder, encoder, mean, std, device)
+        return cls(decoder, encoder, mean, std, device, windows)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -145,26 +152,38 @@ class VideoVAE:
         if tile_batch < 0:
             raise ConfigError("tile_batch", tile_batch, "0 or more", "Use 0 to let the device decide.")
         plan = chunks.decode_plan(latent.shape[2])
+        if self.windows is not None:
+            return self._whole_frames(latent, plan, self.windows, on_chunk or nothing, check_interrupt)
         rows, columns = (axis_tiles(side * STEP) for side in latent.shape[3:])
         total = plan.clips * len(rows.starts) * len(columns.starts)
         run = Run(tile_batch, self.device, on_chunk or nothing, check_interrupt, total)
-        return self._chunks(latent, plan, rows, columns, run)
-
-    def _chunks(
-        self, latent: torch.Tensor, plan: chunks.DecodePlan, rows: Axis, columns: Axis, run: Run
-    ) -> Iterator[torch.Tensor]:
-        raw = self.denormalise(latent.detach().to(self.device))[0].permute(1, 2, 3, 0).contiguous()  # [T, h, w, 24]
-        raw = torch.cat([raw, raw[-1:].expand(plan.pad, -1, -1, -1)])
         grid = (chunks.DECODED_LATENTS, rows.size // STEP, columns.size // STEP)
         rotations = self.decoder.rotations(grid, self.device)
-        shape = (PATCH[0], chunks.DECODED_FRAMES, rows.length, columns.length)
-        canvas = torch.empty(shape, dtype=self.dtype, device=self.device)
+
+        def decode_clip(raw_THWC: torch.Tensor, canvas: torch.Tensor, clip: int) -> None:
+            self._decode_clip(raw_THWC, rotations, Stitcher(rows, columns, canvas), run)
+
+        return self._chunks(latent, plan, decode_clip)
+
+    def _raw(self, latent: torch.Tensor) -> torch.Tensor:
+        """[T, h, w, 24] on the VAE's device."""
+        return self.denormalise(latent.detach().to(self.device))[0].permute(1, 2, 3, 0).contiguous()
+
+    def _chunks(
+        self,
+        latent: torch.Tensor,
+        plan: chunks.DecodePlan,
+        decode_clip: Callable[[torch.Tensor, torch.Tensor, int], None],
+    ) -> Iterator[torch.Tensor]:
+        """decode_clip(raw latents [7, h, w, 24], canvas [3, 28, H, W] to fill, number of the clip)."""
+        raw = self._raw(latent)
+        raw = torch.cat([raw, raw[-1:].expand(plan.pad, -1, -1, -1)])
+        height, width = (side * STEP for side in latent.shape[3:])
+        canvas = torch.empty(PATCH[0], chunks.DECODED_FRAMES, height, width, dtype=self.dtype, device=self.device)
         tail, remaining, sums = None, plan.frames, []
         for clip in range(plan.clips):
             first = clip * chunks.CLIP_LATENTS
-            self._decode_clip(
-                raw[first : first + chunks.DECODED_LATENTS], rotations, Stitcher(rows, columns, canvas), run
-            )
+            decode_clip(raw[first : first + chunks.DECODED_LATENTS], canvas, clip)
             sums.append(canvas.sum(dtype=torch.float32))  # keeps NaN and infinity; read once, after the last clip
             body = canvas[:, chunks.BODY]
             if tail is not None:
@@ -175,9 +194,47 @@ class VideoVAE:
             yield latents.to_pixels(body[:, :count])
         if remaining:
             yield latents.to_pixels(tail[:, :remaining])
+        self._refuse_what_is_not_finite(sums)
+
+    def _whole_frames(
+        self,
+        latent: torch.Tensor,
+        plan: chunks.DecodePlan,
+        options: WindowOptions,
+        on_chunk: Progress,
+        check_interrupt: Callable[[], None],
+    ) -> Iterator[torch.Tensor]:
+        """Chunks of a decoder by windows: the released clips, or blocks of 5 latents by themselves."""
+        T = latent.shape[2]
+        blocks = list(spans(T, options.last))
+        run = Run(1, self.device, on_chunk, check_interrupt, plan.clips if options.context == "clips" else len(blocks))
+
+        def decode(raw_THWC: torch.Tensor, span: Span) -> torch.Tensor:
+            run.check_interrupt()
+            with exact_fp32(self.device):
+                frames = self.decoder.whole_frames(raw_THWC, *options.coordinates(span), options)
+            run.advance(1)
+            return frames
+
+        def decode_clip(raw_THWC: torch.Tensor, canvas: torch.Tensor, clip: int) -> None:
+            first = clip * chunks.CLIP_LATENTS
+            canvas.copy_(decode(raw_THWC, Span(first, first + chunks.DECODED_LATENTS)))
+
+        if options.context == "clips":
+            yield from self._chunks(latent, plan, decode_clip)
+            return
+        raw, sums = self._raw(latent), []
+        for span in blocks:
+            part = raw[span.first : span.stop]
+            frames = decode(torch.cat([part, part[-1:].expand(span.repeated, -1, -1, -1)]), span)
+            sums.append(frames.sum(dtype=torch.float32))
+            yield latents.to_pixels(frames[:, span.kept_frames()])
+        self._refuse_what_is_not_finite(sums)
+
+    def _refuse_what_is_not_finite(self, sums: list[torch.Tensor]) -> None:
         if bad := [clip for clip, total in enumerate(torch.stack(sums).tolist()) if not math.isfinite(total)]:
             raise FastH3Error(
-                f"clips {bad} of {plan.clips} were decoded to NaN or infinity in {self.dtype}. Load the VAE with "
+                f"clips {bad} of {len(sums)} were decoded to NaN or infinity in {self.dtype}. Load the VAE with "
                 "dtype bf16 or fp32; if it is, the file or the latent is damaged."
             )
 
