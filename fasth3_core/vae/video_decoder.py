@@ -49,7 +49,7 @@ class ViTDecoder:
     def rotations(self, grid: tuple[int, int, int], device: torch.device) -> torch.Tensor:
         """Complex [N + suffix, D/2] of a clip's (t, h, w): coordinate 2(i + .5)/n - 1 on each axis, 0 for the
         suffix. An eighth of the head dim in frequencies per axis; the last quarter of a head does not rotate."""
-        axes = [2 * (torch.arange(size, dtype=torch.float32) + 0.5) / size - 1 for size in grid]
+        axes = [2 * (torch.arange(size, dtype=torch.float32, device="cpu") + 0.5) / size - 1 for size in grid]
         return self.turns(axes, 0.0, device)
 
     def turns(self, axes: Sequence[torch.Tensor], suffix_time: float, device: torch.device) -> torch.Tensor:

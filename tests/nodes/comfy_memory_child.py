@@ -134,6 +134,36 @@ else:
 assert d.loads == 0
 mm.get_free_memory, mm.is_device_cpu = real, keep
 
+# weights that are placed otherwise from run to run count for what they take each time
+e = Weights(size=4000)
+host.acquire(e, CPU, 0)
+patcher = next(m for m in listed() if m.model_size() == 4000)
+e.release()
+e.size = 1500  # most of its blocks are streamed now
+host.acquire(e, CPU, 0)
+assert patcher in listed() and patcher.model_size() == patcher.loaded_size() == 1500
+
+# what a machine can give: nothing on a device where there is none, and ComfyUI's own limits elsewhere
+room = host.room(CPU)
+assert room.device is None and room.host > 0 and room.pinnable == 0 and not room.spare_device
+mm.is_device_cpu, keep = (lambda device: False), mm.is_device_cpu
+mm.get_free_memory = lambda dev=None, torch_free_too=False: 3 * 1024**3
+reserve, mm.EXTRA_RESERVED_VRAM = mm.EXTRA_RESERVED_VRAM, 1024**3  # --reserve-vram 1
+mm.vram_state, state = mm.VRAMState.LOW_VRAM, mm.vram_state  # --lowvram
+mm.MAX_PINNED_MEMORY, pinnable = 5000, mm.MAX_PINNED_MEMORY
+room = host.room(CPU)
+loaded = sum(m.loaded_size() for m in listed())
+assert loaded > 0 and room.device == int((2 * 1024**3 + loaded) / 1.1), room
+assert room.spare_device and room.pinnable == 5000
+mm.get_free_memory, mm.is_device_cpu, mm.EXTRA_RESERVED_VRAM = real, keep, reserve
+mm.vram_state, mm.MAX_PINNED_MEMORY = state, pinnable
+
+# memory that is given back leaves the place in the list, and comes back
+host.give_back(e)
+assert e.location is None and patcher.loaded_size() == 0
+host.acquire(e, CPU, 0)
+assert e.location == CPU
+
 # the other services of the host
 assert host.wants_preview() == (args.preview_method != type(args.preview_method).NoPreviews)
 update = host.progress(3)
