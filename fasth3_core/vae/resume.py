@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from . import chunks
+from .draft import DraftVAE
 from .run import Progress, nothing
 from .video import VideoVAE
 
@@ -32,7 +33,7 @@ class Delivery:
 
     def attempt(
         self,
-        vae: VideoVAE,
+        vae: VideoVAE | DraftVAE,
         tile_batch: int = 0,
         on_chunk: Progress | None = None,
         check_interrupt: Callable[[], None] = nothing,
@@ -41,9 +42,10 @@ class Delivery:
 
         A later attempt decodes the last clip handed on a second time, for the frames that it blends into the next one:
         on the same device every frame is bitwise that of a decode in one go. A decoder that remembers more than one
-        clip begins again.
+        clip (drafts), or reads the place in the video (windows), begins again.
         """
-        again = min(1, self.clips) if isinstance(vae, VideoVAE) else self.clips
+        by_clips = isinstance(vae, VideoVAE) and vae.windows is None
+        again = min(1, self.clips) if by_clips else self.clips
         first = self.clips - again
         rest = self.latent[:, :, first * chunks.CLIP_LATENTS :]
         parts = vae.decode_chunks(rest, tile_batch=tile_batch, on_chunk=on_chunk, check_interrupt=check_interrupt)

@@ -69,6 +69,24 @@ def test_clips_already_handed_on_are_not_decoded_again_but_one(vae):
     assert decode(vae, latent, fail_at=(4,))[2] == 5 + 2  # the failed one, and the fourth once more
 
 
+class Remembering:
+    """A decoder whose every frame depends on all latents before it."""
+
+    def decode_chunks(self, latent, *, check_interrupt, **_):
+        total = 0.0
+        for first in range(0, latent.shape[2], 5):
+            check_interrupt()
+            total = total + latent[0, 0, first]
+            yield total.expand(1, 3, 17 if first + 5 <= latent.shape[2] else 5, *total.shape)
+
+
+def test_a_decoder_that_remembers_begins_again():
+    vae, latent = Remembering(), torch.randn(1, 24, 17, 4, 6)
+    whole = decode(vae, latent)[0]
+    for at in range(4):
+        assert torch.equal(decode(vae, latent, fail_at=(at,))[0], whole)
+
+
 @pytest.mark.parametrize(
     "error, expected",
     [
