@@ -1,5 +1,6 @@
 """From a model and an adapter file to a model with the adapter: headers are read now, values when they are needed."""
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -92,7 +93,7 @@ def apply_adapter(
     plan = _adapted_plan(adapter, before, fit, model.config)
     if settings.strength == 0:
         return model, report
-    key = (opened.key, joined.fingerprint, settings)
+    key = (opened.key, joined.fingerprint, settings, json.dumps(adapter.settings, sort_keys=True, default=str))
     asked = opened.contract if contract == "auto" else contract
     after = Opened(joined, lambda: plan, opened.dtype, asked, key)
     store = open_store(after)

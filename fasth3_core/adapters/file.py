@@ -1,12 +1,15 @@
 """An adapter file, read as far as its header: layers, factors, scales, and whether it is whole."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from ..checkpoint.component import Component, open_component
+from ..checkpoint.component import Component, open_component, read_json
 from ..checkpoint.dtypes import FLOATS
 from ..checkpoint.files import Stored
 from ..checkpoint.problems import grouped
@@ -25,6 +28,9 @@ _READ = ("F64", *FLOATS, "F8_E4M3", "F8_E5M2")
 """Types of values: floats. Whole numbers would be factors of a quantised adapter, whose scale is not here."""
 
 _ALPHA_KEYS = ("alpha", "lora_alpha", "network_alpha", "ss_network_alpha")
+PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""What PEFT calls an adapter and, in the same folder, its configuration."""
+
 _CONFIG_KEYS = ("lora_adapter_metadata", "adapter_config", "peft_config")
 """Metadata that holds PEFT's configuration as JSON."""
 
@@ -79,24 +85,32 @@ class Adapter:
     def roles(self) -> Counter[str]:
         return Counter(role for m in self.modules for role in m.tensors)
 
-    def stated_alpha(self) -> float | None:
-        """Alpha for the whole file, from its metadata; None where it says nothing."""
-        metadata: dict[str, object] = dict(self.metadata)
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """What the metadata says, over PEFT's configuration in it, over the same in `adapter_config.json` beside it."""
+        found: dict[str, Any] = {}
+        beside = self.component.folder / PEFT_CONFIG
+        if self.component.root.name in (PEFT_FILE, self.component.folder.name) and beside.is_file():
+            found |= read_json(beside)
         for key in _CONFIG_KEYS:
             try:
                 config = json.loads(self.metadata.get(key, "{}"))
             except ValueError:
                 continue
-            metadata |= config if isinstance(config, dict) else {}
+            found |= config if isinstance(config, dict) else {}
+        return {**found, **self.metadata}
+
+    def stated_alpha(self) -> float | None:
+        """Alpha for the whole file; None where nothing says it."""
         for key in _ALPHA_KEYS:
             try:
-                return float(metadata[key])  # a table of alphas, or a word, is no number: as if it said nothing
+                return float(self.settings[key])  # a table of alphas, or a word, is no number: as if it said nothing
             except (KeyError, ValueError, TypeError):
                 continue
         return None
 
     def scale(self, module: Module, alpha: float = 0.0) -> tuple[float, str]:
-        """(alpha / rank, where alpha comes from).
+        """(alpha / rank, where alpha comes from); over the root of the rank for rank-stabilised LoRA.
 
         Args:
             alpha: what the user says, for files that do not; 0 for nothing.
@@ -104,10 +118,12 @@ class Adapter:
         if self.fastvideo:
             return 1.0, "the format's 1"
         rank = self.stored(module.tensors[DOWN]).shape[0]
+        if self.settings.get("use_rslora") is True:
+            rank = math.sqrt(rank)
         if ALPHA in module.tensors:
             return self.alphas[module.tensors[ALPHA]] / rank, "the layer's alpha"
         if (stated := self.stated_alpha()) is not None:
-            return stated / rank, "the metadata's alpha"
+            return stated / rank, "the alpha stated for the file"
         return (alpha / rank, "the alpha given") if alpha else (1.0, "no alpha: taken as the rank")
 
 
@@ -136,6 +152,10 @@ def open_adapter(path: str | Path) -> Adapter:
             alphas[name] = float(value)
     adapter = Adapter(component, tuple(modules), unknown, alphas)
     problems += _counts(adapter) if adapter.fastvideo else []
+    problems += [
+        f"its configuration has {key}, which gives layers alphas of their own and is not read"
+        for key in ("alpha_pattern",) if adapter.settings.get(key) and not adapter.fastvideo
+    ]  # fmt: skip
     if problems:
         raise CheckpointError(
             f"{component.label} is not a whole adapter:\n  " + "\n  ".join(problems)

@@ -116,6 +116,23 @@ def test_alpha_of_the_metadata_of_peft_and_of_the_user(bases, tmp_path):
         assert not report.warnings and "scale 2.66667" in report.to_text()
 
 
+def test_the_configuration_that_peft_writes_beside_its_file(bases, tmp_path):
+    base, models = bases
+    pairs = changes(DIMS)
+    path = write(tmp_path / "adapter_model.safetensors", spelled(pairs, **(SPELLINGS[0] | {"alpha": False})))
+    for config, scale in (({"lora_alpha": 6, "r": 3}, 2.0), ({"lora_alpha": 6, "use_rslora": True}, 6 / 3**0.5)):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        model, report = apply_adapter(models["diffusers"], path)
+        want = {layer: change * scale for layer, change in deltas(pairs, False).items()}
+        assert_weights(model, expected(base, want), atol=4 * ATOL)
+        assert not report.warnings
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": 6, "alpha_pattern": {"to_q": 2}}))
+    with pytest.raises(CheckpointError, match="alpha_pattern, which gives layers alphas of their own"):
+        apply_adapter(models["diffusers"], path)
+    path = path.rename(tmp_path / "mine.safetensors")  # another file than the configuration speaks of
+    assert apply_adapter(models["diffusers"], path)[1].warnings
+
+
 def test_the_file_says_more_than_the_user(bases, tmp_path):
     base, models = bases
     pairs = changes(DIMS)
