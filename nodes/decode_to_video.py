@@ -1,6 +1,7 @@
 """Decode to Video: latents to a file, clip by clip, in as little memory as two clips take."""
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 from ..fasth3_core.media import latent_file
@@ -110,8 +111,11 @@ class FastH3DecodeToVideo(io.ComfyNode):
         lines += [f"warning: {text}" for text in decoder.notes] + _movie.lines(track)
         told = "\n".join(lines)
         shown = told if report is None else f"{told}\n{report.to_text()}"
-        pictures = [file.as_ui()] if settings.form.muxer else []
-        ui = tell(cls, shown, logged=told, images=pictures, animated=(bool(pictures),))
+        movie = bool(settings.form.muxer)
+        first = file if movie else replace(
+            file, filename="00001.png", subfolder="/".join(filter(None, (file.subfolder, file.filename)))
+        )
+        ui = tell(cls, shown, logged=told, images=[first.as_ui()], animated=(movie,))
         return io.NodeOutput(str(file.path), {"waveform": waveform, "sample_rate": SAMPLE_RATE}, ui=ui)
 
 

@@ -66,6 +66,8 @@ def test_pictures_and_their_sound(run, vae, sampled, folders):
     for _ in range(2):
         output = run(NODE, vae=vae, latent=sampled, filename_prefix="a.b", format="png frames")
     assert output.args[0] == str(folders / "output" / "a.b_00002_")
+    assert output.ui["images"] == [{"filename": "00001.png", "subfolder": "a.b_00002_", "type": "output"}]
+    assert output.ui["animated"] == (False,)
     pictures = [f"a.b_0000{run}_/{n:05}.png" for run in (1, 2) for n in range(1, 40)]
     assert names(folders) == sorted(["a.b_00001_.wav", "a.b_00002_.wav", *pictures])
 
