@@ -305,3 +305,12 @@ def test_the_same_on_a_gpu(path, name, pinned):
     before = torch.cuda.memory_allocated()
     model.store.forget()
     assert torch.cuda.memory_allocated() < before
+
+
+def test_weights_made_fp8_as_they_load_stream_alike(path):
+    model = load_model(path, contract="preview-4", dtype="fp8")
+    expected = run(model)
+    for name in ("all-2-slots", "mapped"):
+        model.store.place(PLACEMENTS[name])
+        assert_equal(run(model), expected)
+    assert run(model)[2].weights["streamed_bytes"] > 0
