@@ -50,7 +50,7 @@ def _text(facts: dict[str, Any]) -> str:
 def _rows(facts: dict[str, Any]):
     yield "component", facts["component"] + (f": {facts['note']}" if "note" in facts else "")
     dtypes = ", ".join(f"{count} {dtype}" for dtype, count in facts["dtypes"].items())
-    yield "size", f"{_gigabytes(facts['bytes'])} in {facts['files']} file(s), {facts['tensors']} tensors ({dtypes})"
+    yield "size", f"{gigabytes(facts['bytes'])} in {facts['files']} file(s), {facts['tensors']} tensors ({dtypes})"
     if "layout" in facts:
         yield "layout", facts["layout"] + (f", names begin with {facts['prefix']!r}" if facts["prefix"] else "")
         yield "quantisation", _quantisation(facts["quantisation"])
@@ -69,7 +69,7 @@ def _rows(facts: dict[str, Any]):
         by = f"{contract['auto']}, by {contract['by']}"
         yield "contract", by if contract["auto"] else f"not decided: {contract['why_not']}"
         yield "could be", ", ".join(contract["candidates"]) or "none that is known"
-        memory = ", ".join(f"{_gigabytes(size)} in {name}" for name, size in facts["bytes_in_memory"].items())
+        memory = ", ".join(f"{gigabytes(size)} in {name}" for name, size in facts["bytes_in_memory"].items())
         yield "in memory", memory
     if "adapter" in facts:
         yield from _adapter_rows(facts["adapter"])
@@ -106,5 +106,5 @@ def _quantisation(classes: dict[str, dict[str, int]]) -> str:
     return "; ".join(f"{sum(of.values())} layers {name} ({', '.join(of)})" for name, of in layers.items())
 
 
-def _gigabytes(size: int) -> str:
+def gigabytes(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from ..fasth3_core.checkpoint.convert import Choice, convert, mean_loss
     from .devices import chosen
+    from .inspect import gigabytes
 
     if args.output.suffix != ".safetensors":
         raise ConfigError("output", str(args.output), "a name that ends in .safetensors", "Add the ending.")
@@ -68,8 +69,8 @@ def main(args: argparse.Namespace) -> int:
         worst = max(layers, key=lambda layer: layer.loss)
         print(f"{len(layers)} layers lose {mean_loss(layers):.4f} of their norm in all, {worst.layer} the most: "
               f"{worst.loss:.4f}")  # fmt: skip
-        print(f"{args.output}: {component.nbytes / 1e9:.2f} GB -> {size / 1e9:.2f} GB in "
-              f"{time.monotonic() - started:.0f} s")  # fmt: skip
+        seconds = time.monotonic() - started
+        print(f"{args.output}: {gigabytes(component.nbytes)} -> {gigabytes(size)} in {seconds:.0f} s")
     return 0
 
 

@@ -3,9 +3,10 @@
 from collections import Counter
 from typing import Any
 
+from ..checkpoint import names
 from ..checkpoint.problems import grouped, starred
 from . import contract
-from .file import Adapter
+from .file import Adapter, Module
 from .keys import ALPHA, DIFF, DOWN, SET
 
 
@@ -17,7 +18,7 @@ def describe_adapter(adapter: Adapter) -> dict[str, Any]:
         "ranks": dict(sorted(adapter.ranks().items())),
         "tensors": dict(adapter.roles().most_common()),
         "scale": _scale(adapter),
-        "naming": dict(Counter(module.target.layout for module in adapter.modules).most_common()),
+        "naming": dict(Counter(m.target.layout for m in adapter.modules if not _same_in_both(m)).most_common()),
         "layers": dict(Counter(starred(module.target.canonical) for module in adapter.modules)),
         "unknown": [*grouped(adapter.unknown, "of no layer of MiniMax-H3")],
         "fits": "; ".join(_fits(adapter)),
@@ -33,6 +34,10 @@ def _scale(adapter: Adapter) -> str:
     return ", ".join(listed) + more or "none: it has no pairs"
 
 
+_NARROW = 256
+"""AdaLN inputs of a pruned file are far fewer (8 as published), of the full form more (2688)."""
+
+
 def _fits(adapter: Adapter):
     """What can be said of the base from names and shapes."""
     if "base_model" in adapter.metadata:
@@ -44,15 +49,14 @@ def _fits(adapter: Adapter):
     widths.pop(None, None)
     if widths:
         yield f"width {widths.most_common(1)[0][0]}"
+    embedder = any(m.target.canonical.startswith("time_embedder.") for m in adapter.modules)
     adaln = {_inputs(adapter, m) for m in adapter.modules if "adaln_proj" in m.target.canonical} - {None}
     if adaln:
-        inputs = ", ".join(map(str, sorted(adaln)))
-        yield f"AdaLN of {inputs} inputs" + (
-            ": full form, or a pruned one with its adaln_source" if max(adaln) > 256 else ": a pruned (curve) file"
-        )
-    embedder = any(m.target.canonical.startswith("time_embedder.") for m in adapter.modules)
-    if embedder:
-        yield "changes the time embedder, which a pruned (curve) file lacks without adaln_source"
+        full = embedder or max(adaln) > _NARROW
+        form = "the full form, or a pruned (curve) file with its adaln_source" if full else "a pruned (curve) file"
+        yield f"AdaLN of {', '.join(map(str, sorted(adaln)))} inputs: {form}"
+    elif embedder:
+        yield "changes the time embedder: the full form, or a pruned (curve) file with its adaln_source"
     gates = sum(SET in m.tensors and m.target.canonical.endswith("to_gate_compress") for m in adapter.modules)
     if gates:
         yield f"brings VSA gates for {gates} blocks: a base without them, under a sparse contract"
@@ -61,7 +65,11 @@ def _fits(adapter: Adapter):
         yield "changes the output heads"
 
 
-def _inputs(adapter: Adapter, module) -> int | None:
+def _same_in_both(module: Module) -> bool:
+    return names.TRANSFORMER.canonical_of(module.target.layer, "diffusers") == module.target.layer
+
+
+def _inputs(adapter: Adapter, module: Module) -> int | None:
     name = module.tensors.get(DOWN) or module.tensors.get(DIFF)
     shape = adapter.stored(name).shape if name else ()
     return shape[1] if len(shape) == 2 else None

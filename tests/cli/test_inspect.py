@@ -105,9 +105,10 @@ def test_adapters(tmp_path, capsys):
     found = facts["adapter"]
     assert found["format"] == "fastvideo-lora-v2" and found["ranks"] == {"4": 26} and found["gates"] == 2
     assert found["contract"] == "preview-4" and found["scale"] == "1 from the format's 1 (26 pairs)"
+    assert found["naming"].keys() == {"diffusers"}
     assert found["layers"]["blocks.*.attn.qkv_proj"] == 6 and found["tensors"]["set_weight"] == 2
-    for said in ("made for MiniMaxAI/MiniMax-H3", "changes 2 blocks", "width 64", "AdaLN of 512 inputs: full form",
-                 "time embedder", "VSA gates for 2 blocks"):  # fmt: skip
+    for said in ("made for MiniMaxAI/MiniMax-H3", "changes 2 blocks", "width 64", "AdaLN of 512 inputs: the full form",
+                 "VSA gates for 2 blocks"):  # fmt: skip
         assert said in found["fits"]
     assert main(["inspect", str(tmp_path / "style.safetensors")]) == 0
     text = capsys.readouterr().out

@@ -30,7 +30,7 @@ def test_losses_are_printed_layer_by_layer(base, capsys):
     assert main(["quantize", str(base / "base.safetensors"), str(base / "out.safetensors")]) == 0
     said = capsys.readouterr().out
     assert said.count("lost 0.0") == 16 and "blocks.1.mlp.fc2" in said and "int8_tensorwise convrot 64" in said
-    assert "16 layers lose 0.0" in said and "GB ->" in said
+    assert "16 layers lose 0.0" in said and "MB ->" in said
 
 
 def test_json(base, capsys):
