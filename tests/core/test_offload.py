@@ -7,11 +7,14 @@ import tempfile
 
 import pytest
 import torch
+from comfyui_fasth3.fasth3_core.adapters.apply import apply_adapter
+from comfyui_fasth3.fasth3_core.adapters.weight import AdaptedWeight
 from comfyui_fasth3.fasth3_core.checkpoint.load import load_model
 from comfyui_fasth3.fasth3_core.checkpoint.save import save
 from comfyui_fasth3.fasth3_core.errors import ConfigError, Interrupted
 from comfyui_fasth3.fasth3_core.sampling.loop import sample
 from comfyui_fasth3.fasth3_core.sampling.request import Request
+from comfyui_fasth3.fasth3_core.selftest.random_adapter import random_adapter
 from comfyui_fasth3.fasth3_core.vsa.attention import attention
 from comfyui_fasth3.fasth3_core.weights import masters, slots
 from comfyui_fasth3.fasth3_core.weights.masters import HostBlock
@@ -19,6 +22,7 @@ from comfyui_fasth3.fasth3_core.weights.placement import RESIDENT, Placement
 from comfyui_fasth3.fasth3_core.weights.slots import SlotRing
 
 from .checkpoints import quantise
+from .test_adapters import write
 from .tiny import TEXT_DIM, tiny_tensors
 
 LAYERS = 7
@@ -314,3 +318,20 @@ def test_weights_made_fp8_as_they_load_stream_alike(path):
         model.store.place(PLACEMENTS[name])
         assert_equal(run(model), expected)
     assert run(model)[2].weights["streamed_bytes"] > 0
+
+
+@pytest.mark.parametrize("base", ["float", "int8"])
+def test_adapted_weights_stream_alike(tmp_path, base):
+    """Merged as they load on float weights, kept as increments beside int8 ones."""
+    tensors = tiny_tensors(num_layers=LAYERS, gates=False, seed=3)
+    adapter, metadata = random_adapter(tensors, dtype=torch.float32)
+    if base == "int8":
+        tensors = {n: quantise(t, 16) if ".attn." in n and t.ndim == 2 else t for n, t in tensors.items()}
+    opened = load_model(save(tensors, tmp_path / "model.safetensors"))
+    model, _ = apply_adapter(opened, write(tmp_path / "adapter.safetensors", adapter, metadata))
+    expected = run(model)
+    model.store.place(PLACEMENTS["all-2-slots"])
+    for _ in range(2):
+        assert_equal(run(model), expected)
+    kept = model.store.block(3)["attn.qkv_proj.weight"]
+    assert isinstance(kept, AdaptedWeight) == (base == "int8")
