@@ -74,10 +74,6 @@ class QuantizedWeight:
             return dequantise_int8(self.data, self.scale, self.group, dtype)
         return (self.data.float() * self.scale).to(dtype)
 
-    def rows(self, start: int, stop: int) -> "QuantizedWeight":
-        """Output rows [start, stop) as views, for parts of a fused layer."""
-        return replace(self, data=self.data[start:stop], scale=self.scale[start:stop])
-
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Every tensor that it holds, in the order that `with_tensors` takes them."""
         return self.data, self.scale

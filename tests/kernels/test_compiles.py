@@ -98,7 +98,7 @@ def row_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kern
         Kernel(
             "swiglu.triton_kernel", "_swiglu_kernel",
             pointers("value", "gate", "bias") | ends | strides("value", "gate") | counts("F"),
-            {"BIAS": True, "TOP": top, "BLOCK_F": 16384 if top else 4096}, num_warps=16 if top else 4,
+            {"BIAS": True, "TOP": top, "BLOCK_F": 16384 if top else 4096}, num_warps=8 if top else 4,
             capabilities=capabilities,
         ),
         Kernel(
@@ -110,7 +110,7 @@ def row_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kern
             "residual_rms_modulate.triton_kernel", "_residual_rms_modulate_kernel",
             pointers("x", "y", "gate", "weight", "scale", "shift") | ROWS | ends
             | strides("x", "y", "gate", "scale", "shift") | {"eps": "fp32"},
-            {"C": 5376, "TOP": top, "BLOCK_C": 2048}, capabilities=capabilities,
+            {"C": 5376, "TOP": top, "BLOCK_C": 2048}, num_warps=8 if top else 4, capabilities=capabilities,
         ),
         *([row] if top else []),
     )
