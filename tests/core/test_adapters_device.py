@@ -9,8 +9,8 @@ from comfyui_fasth3.fasth3_core.checkpoint.quantise import quantise, spec_for
 from comfyui_fasth3.fasth3_core.checkpoint.save import save
 from comfyui_fasth3.fasth3_core.model.linear import linear
 from comfyui_fasth3.fasth3_core.selftest.random_adapter import random_adapter
+from safetensors.torch import save_file
 
-from .test_adapters import write
 from .tiny import tiny_tensors
 
 HIDDEN, ROWS, RANK, TOKENS = 5376, 21504, 64, 2048
@@ -27,7 +27,9 @@ def cuda() -> torch.device:
 def test_a_model_merged_on_the_device_is_the_one_merged_on_the_cpu(cuda, tmp_path, mode):
     base = tiny_tensors(gates=False)
     save(base, tmp_path / "m.safetensors")
-    path = write(tmp_path / "a.safetensors", *random_adapter(base))
+    path = tmp_path / "a.safetensors"
+    tensors, metadata = random_adapter(base)
+    save_file(tensors, path, metadata=metadata)
     model, _ = apply_adapter(load_model(tmp_path / "m.safetensors", dtype="fp32"), path, Settings(mode=mode))
     held = {}
     for device in (torch.device("cpu"), cuda):
