@@ -15,11 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="a weight file, the folder of a sharded model, or a downloaded repository")
     parser.add_argument("--layout", default="auto",
                         help="of tensor names that two layouts share: diffusers, single-file or original (%(default)s)")
+    parser.add_argument("--checksum", action="store_true", help="read the files whole and print their SHA-256")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
 
 
 def main(args: argparse.Namespace) -> int:
     """0 when every file could be described, else 1."""
+    from ..fasth3_core.checkpoint.checksum import checksums
+    from ..fasth3_core.checkpoint.component import open_component
     from ..fasth3_core.checkpoint.describe import components, describe
 
     found, failed = [], False
@@ -32,6 +35,8 @@ def main(args: argparse.Namespace) -> int:
                 print(error, file=sys.stderr)
                 found.append({"path": str(path), "error": str(error)})
                 continue
+            if args.checksum:
+                facts["sha256"] = checksums(open_component(path))
             found.append(facts)
             if not args.json:
                 print(_text(facts))
@@ -77,6 +82,8 @@ def _rows(facts: dict[str, Any]):
         yield "decoder", f"{facts['decoder_blocks']} blocks, width {facts['decoder_width']}"
     if "encoder" in facts:
         yield "encoder", "yes" if facts["encoder"] else "no: it can only decode"
+    for name, digest in facts.get("sha256", {}).items():
+        yield "sha256", f"{digest}  {name}"
     if facts.get("ignored"):
         yield "not used", ", ".join(facts["ignored"][:4]) + (", ..." if len(facts["ignored"]) > 4 else "")
 

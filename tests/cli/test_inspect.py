@@ -1,5 +1,6 @@
 """`inspect`: the facts of every component, in words and as JSON, and a plain error for a file that is none."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -130,3 +131,13 @@ def test_one_shard_is_told_the_folder_to_name(tmp_path, capsys):
     (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors.index.json").unlink()
     assert main(["inspect", str(shard)]) == 1
     assert "their index (*.safetensors.index.json) is not beside it" in capsys.readouterr().err
+
+
+def test_checksums_on_request(repository, capsys):
+    found = facts(capsys, "--checksum", repository)
+    for model in found:
+        for name, digest in model["sha256"].items():
+            assert hashlib.sha256((Path(model["path"]) / name).read_bytes()).hexdigest() == digest
+    assert sum(len(model["sha256"]) for model in found) == 4
+    assert main(["inspect", "--checksum", str(repository / "vae")]) == 0
+    assert "sha256" in capsys.readouterr().out
