@@ -1,5 +1,6 @@
 """Writing decoded chunks into one buffer; from CUDA to the host while the GPU goes on decoding."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,8 @@ import torch
 
 from ..errors import GeometryError
 from .run import nothing
+
+log = logging.getLogger("fasth3.vae")
 
 STAGE = 4 << 20
 """Elements of one page-locked buffer, 16 MiB of fp32: 0.3 ms of transfer, so that starting one costs nothing."""
@@ -37,7 +40,7 @@ def _from_cuda(chunks: Iterable[torch.Tensor], out: torch.Tensor, device: torch.
     pages it touches while the first clip is decoded: fresh ones come at 1 to 2 GB/s."""
     side = torch.cuda.Stream(device)
     locked = out.is_pinned()
-    stages = () if locked else tuple(torch.empty(STAGE, dtype=out.dtype, pin_memory=True) for _ in range(2))
+    stages = () if locked else page_locked(out.dtype)
 
     def enqueue(target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
         target.copy_(source, non_blocking=True)
@@ -61,6 +64,15 @@ def _from_cuda(chunks: Iterable[torch.Tensor], out: torch.Tensor, device: torch.
         return torch.cuda.current_stream(device).record_event()
 
     return write_behind(chunks, mark, copy, nothing if locked else touch)
+
+
+def page_locked(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Two buffers of STAGE elements, page-locked unless the system gives none: copies then wait for each other."""
+    try:
+        return tuple(torch.empty(STAGE, dtype=dtype, device="cpu", pin_memory=True) for _ in range(2))
+    except RuntimeError as error:
+        log.warning("no page-locked memory, frames are copied more slowly: %s", str(error).splitlines()[0])
+        return tuple(torch.empty(STAGE, dtype=dtype, device="cpu") for _ in range(2))
 
 
 def planes(chunk: torch.Tensor, out: torch.Tensor, start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import GeometryError
-from comfyui_fasth3.fasth3_core.vae.collect import collect, planes, through, write_behind
+from comfyui_fasth3.fasth3_core.vae.collect import collect, page_locked, planes, through, write_behind
 
 CPU = torch.device("cpu")
 
@@ -79,6 +79,21 @@ def test_chunks_go_through_small_stages(size):
     through((torch.empty(size), torch.empty(size)), planes(chunk, out, 1), Transfer)
     assert torch.equal(out[:, :, 1:3], chunk)
     assert bool(out[:, :, :1].isnan().all()) and bool(out[:, :, 3:].isnan().all())
+
+
+def test_ordinary_buffers_where_nothing_can_be_page_locked(monkeypatch, caplog):
+    real = torch.empty
+
+    def empty(*args, pin_memory=False, **kwargs):
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory\nmore of it")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    stages = page_locked(torch.float32)
+    assert len(stages) == 2 and not any(stage.is_pinned() for stage in stages)
+    assert "no page-locked memory, frames are copied more slowly: CUDA error: out of memory" in caplog.text
+    assert "more of it" not in caplog.text
 
 
 def test_something_runs_before_the_first_copy():
