@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--seconds", type=float, default=5.0,
                       help="raised to the next 17k + 5 frames at 24 fps (%(default)g)")
     parser.add_argument("--text-tokens", type=int, default=256, help="length of the prompt in tokens (%(default)d)")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "bf16", "fp16", "fp32"),
-                        help="of the run; auto is what the loader takes on this machine, without a file bf16")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "bf16", "fp16", "fp32", "fp8"),
+                        help="of the weights; auto is what the loader takes on this machine, without a file bf16")
     parser.add_argument("--offload", default="resident", choices=("auto", "resident", "stream", "mmap"),
                         help="where the blocks are kept (%(default)s)")
     parser.add_argument("--device-gib", type=float, default=0.0,
@@ -45,8 +45,8 @@ def main(args: argparse.Namespace) -> int:
             raise ConfigError("contract", name, f"one of {list(CONTRACTS)}", "README.md says which student each is.")
         config = released(CONTRACTS[name])
         model = H3Model(config, CONTRACTS[name], store=None, source="released sizes")
-        dtype = DTYPES["bf16" if args.dtype == "auto" else args.dtype]
-        sizes = released_sizes(config, dtype.itemsize)
+        dtype = DTYPES["bf16" if args.dtype in ("auto", "fp8") else args.dtype]
+        sizes = released_sizes(config, dtype.itemsize, fp8=args.dtype == "fp8")
     else:
         from ..fasth3_core.checkpoint.load import load_model
 
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     wanted = Wanted(
         width=args.width, height=args.height, frames=frames, text_tokens=args.text_tokens,
         forwards=settings.video.num_forwards, config=config, vsa=settings.vsa, sizes=sizes,
-        element_size=dtype.itemsize,
+        element_size=dtype.itemsize, dequantised=0 if model.store is None else model.store.widened_bytes(),
     )
     working = plan(wanted).run.working
     room = Room(device=int(args.device_gib * GIB) or None, host=available_bytes())
@@ -68,6 +68,7 @@ def main(args: argparse.Namespace) -> int:
     )
     result = plan(wanted, placement)
     about = f"{model.source}, contract {model.contract.name}, {str(dtype).removeprefix('torch.')}"
+    about += " with fp8 projections" * (args.dtype == "fp8")
     text = f"{about}\n{result.to_text()}"
     print(json.dumps(result.to_dict(), indent=1) if args.json else text)
     return 0

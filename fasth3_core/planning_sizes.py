@@ -18,10 +18,13 @@ def released(contract: Contract) -> DiTConfig:
     )
 
 
-def released_sizes(config: DiTConfig, element_size: int) -> Sizes:
-    """Bytes of its weights in one dtype."""
+def released_sizes(config: DiTConfig, element_size: int, fp8: bool = False) -> Sizes:
+    """Bytes of its weights in one dtype, or with the projections of its blocks in float8 and one fp32 scale a row."""
     block = num_block_parameters(config) * element_size
     top = resident_parameters(config) * element_size - config.num_layers * block
+    if fp8:
+        rows, values = _projections(config)
+        block -= values * (element_size - 1) - 4 * rows
     return Sizes(top=top, blocks=(block,) * config.num_layers)
 
 
@@ -42,9 +45,15 @@ def num_parameters(config: DiTConfig) -> int:
 
 def num_block_parameters(config: DiTConfig) -> int:
     """Of a main block without its AdaLN."""
+    _, projections = _projections(config)
+    return projections + 2 * config.head_dim + 2 * config.hidden_size
+
+
+def _projections(config: DiTConfig) -> tuple[int, int]:
+    """Output rows, and parameters, of a block's large products: q, k, v, gate and out, fc1 and fc2."""
     C, inner = config.hidden_size, config.inner_dim
-    attention = (4 + config.has_gates) * inner * C + 2 * config.head_dim
-    return attention + 3 * config.ffn_dim * C + 2 * C
+    rows = (3 + config.has_gates) * inner + 2 * config.ffn_dim + 2 * C
+    return rows, (4 + config.has_gates) * inner * C + 3 * config.ffn_dim * C
 
 
 def resident_parameters(config: DiTConfig) -> int:

@@ -12,7 +12,7 @@ def test_released_sizes(capsys):
 
 
 def test_dtype_counts(capsys):
-    for dtype, gigabytes in (("bf16", "weights 41.05"), ("fp32", "weights 82.10")):
+    for dtype, gigabytes in (("bf16", "weights 41.05"), ("fp32", "weights 82.10"), ("fp8", "weights 21.33")):
         assert main(["plan", "--dtype", dtype]) == 0
         assert gigabytes in capsys.readouterr().out
 

@@ -7,6 +7,7 @@ from comfyui_fasth3.fasth3_core.checkpoint.load import load_model
 from comfyui_fasth3.fasth3_core.checkpoint.save import save
 from comfyui_fasth3.fasth3_core.model.linear import linear, operand_form
 from comfyui_fasth3.fasth3_core.model.ops import resolve_token_ops
+from comfyui_fasth3.fasth3_core.planning_sizes import released_sizes
 from comfyui_fasth3.fasth3_core.sampling.loop import sample
 from comfyui_fasth3.fasth3_core.sampling.request import Request
 from comfyui_fasth3.fasth3_core.weights import masters
@@ -46,6 +47,7 @@ def test_projections_of_the_blocks_and_nothing_else(path, tensors):
     assert torch.equal(held[name].data.view(torch.uint8), to_fp8(tensors[name]).data.view(torch.uint8))
     assert sum(map(is_projection, held)) == 5 * 3
     assert store.nbytes("cpu") == sum(weight.nbytes for weight in held.values())
+    assert store.sizes("cpu").blocks == released_sizes(store.config, 4, fp8=True).blocks
 
 
 def test_a_quantised_layer_is_quantised_anew(tensors, tmp_path):
