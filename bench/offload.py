@@ -97,7 +97,7 @@ def wanted_of(model, size, forwards: int):
     store = model.store
     return package("fasth3_core.planning").Wanted(
         width=width, height=height, frames=frames, text_tokens=TEXT_TOKENS, forwards=forwards, config=model.config,
-        vsa=vsa, sizes=store.sizes(DEVICE), element_size=2, dequantised=store.widened_bytes(DEVICE),
+        vsa=vsa, sizes=store.sizes(DEVICE), element_size=2, dequantised=store.widened_bytes(),
     )
 
 

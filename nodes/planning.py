@@ -61,7 +61,7 @@ class FastH3Plan(io.ComfyNode):
             width=width, height=height, frames=frames, text_tokens=text_tokens,
             forwards=settings.video.num_forwards, config=model.config, vsa=settings.vsa,
             sizes=model.store.sizes(device), element_size=model.store.dtype_on(device).itemsize,
-            eager=_placing.gathers(model, settings, device), dequantised=model.store.widened_bytes(device),
+            eager=_placing.gathers(model, settings, device), dequantised=model.store.widened_bytes(),
         )
         placement = _placing.choose_for(model, _placing.check(offload), wanted, device)
         text = plan(wanted, placement).to_text()

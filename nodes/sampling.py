@@ -117,5 +117,5 @@ def _wanted(model: H3Model, request: Request, settings: RunSettings, device: tor
         frames=request.frames, text_tokens=text, condition_tokens=sum(conditions),
         forwards=settings.video.num_forwards, config=model.config, vsa=settings.vsa, sizes=model.store.sizes(device),
         element_size=model.store.dtype_on(device).itemsize, eager=_placing.gathers(model, settings, device),
-        dequantised=model.store.widened_bytes(device),
+        dequantised=model.store.widened_bytes(),
     )

@@ -105,11 +105,10 @@ class ResidentStore:
         """Bytes that the weights take on a device as they are placed."""
         return self.sizes(device).device(self._placement)
 
-    def widened_bytes(self, device: torch.device | str = "cpu") -> int:
+    def widened_bytes(self) -> int:
         """Bytes that a value of a quantised weight takes while it is dequantised for a product; 0 without any."""
-        element = self.dtype_on(device).itemsize
-        # float8 goes through fp32 as a whole, int8 some rows at a time
-        return max((8 if s.format.startswith("float8") else element for s in self.plan.quantised.values()), default=0)
+        # float8 files go through fp32 as a whole, int8 weights are never wide as a whole
+        return max((8 if spec.format.startswith("float8") else 0 for spec in self.plan.quantised.values()), default=0)
 
     def host_bytes(self) -> int:
         """Memory of the process that streamed blocks take; what is in a mapped file is not counted."""
