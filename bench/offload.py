@@ -182,6 +182,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=50)
     parser.add_argument("--quantised-layers", type=int, default=20, help="of the int8 and fp8 rows")
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="that the plan is compared at")
+    parser.add_argument("--only-plan", action="store_true", help="the plan beside measured peaks alone")
     parser.add_argument("--commit", help="recorded where git is not at hand; default: HEAD")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -199,6 +200,9 @@ def main() -> None:
     keep(row)
     record["plan"] = compare_plan(model, SIZES[: args.sizes])
     print("\n".join(map(json.dumps, record["plan"])), flush=True)
+    (args.out / "offload.json").write_text(json.dumps(record, indent=1))
+    if args.only_plan:
+        return
     for budget in (12.0, 22.0):
         keep(streamed(model, expected, resident_s, budget, f"bf16 stream {budget:g} GiB", repeats=2))
     model.store.forget()
