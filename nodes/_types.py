@@ -9,6 +9,7 @@ Vae = io.Custom("FASTH3_VAE")
 Vsa = io.Custom("FASTH3_VSA")
 """fasth3_core.config.VSAConfig"""
 Offload = io.Custom("FASTH3_OFFLOAD")
+"""fasth3_core.weights.placement.Offload"""
 Report = io.Custom("FASTH3_REPORT")
 """fasth3_core.report.run_report.RunReport"""
 

@@ -62,6 +62,7 @@ class H3Model:
     """A transformer with the contract it was distilled for. Immutable: settings never change a loaded model."""
 
     config: DiTConfig
+    """Also what a plan without files goes by, which has no store."""
     contract: Contract
     store: WeightStore
     source: str
