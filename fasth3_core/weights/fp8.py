@@ -11,6 +11,7 @@ import torch
 
 from ...kernels.quantise_rows import QuantisedRows, quantise_rows
 from ..checkpoint.kinds import Entry
+from ..checkpoint.quant import QuantizedWeight
 from ..checkpoint.reading import Reader
 
 FP8 = "fp8"
@@ -68,7 +69,8 @@ def to_fp8(weight: torch.Tensor) -> Fp8Weight:
 
 @dataclass(frozen=True)
 class Fp8Entry:
-    """An entry whose weight is quantised on the reader's device as soon as it is there."""
+    """An entry whose weight is quantised on the reader's device as soon as it is there; a file's own float8_e4m3fn with
+    scales is kept as it is."""
 
     inner: Entry
 
@@ -87,6 +89,8 @@ class Fp8Entry:
 
     def load(self, reader: Reader, dtype: torch.dtype | None = None) -> Fp8Weight:
         weight = self.inner.load(reader, dtype)
+        if isinstance(weight, QuantizedWeight) and weight.data.dtype == torch.float8_e4m3fn:
+            return Fp8Weight(QuantisedRows(weight.data, weight.scale), dtype or torch.float32)
         if not isinstance(weight, torch.Tensor):
             weight = weight.dequantise(dtype or torch.float32)
         return to_fp8(weight)

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comfyui_fasth3.fasth3_core.checkpoint.load import load_model
+from comfyui_fasth3.fasth3_core.checkpoint.quant import Spec
+from comfyui_fasth3.fasth3_core.checkpoint.quantise import quantise as quantise_weight
 from comfyui_fasth3.fasth3_core.checkpoint.save import save
 from comfyui_fasth3.fasth3_core.model.linear import linear, operand_form
 from comfyui_fasth3.fasth3_core.model.ops import resolve_token_ops
@@ -59,6 +61,20 @@ def test_a_quantised_layer_is_quantised_anew(tensors, tmp_path):
     found = store.block(1)["mlp.fc1.weight"]
     expected = to_fp8(stored.dequantise(torch.float32))
     assert torch.equal(found.data.view(torch.uint8), expected.data.view(torch.uint8))
+
+
+def test_stored_float8_is_multiplied_as_it_is(tensors, tmp_path):
+    """Quantised as ComfyUI's files are, one scale for the whole weight, which goes to every row."""
+    name = "blocks.1.mlp.fc1.weight"
+    stored, _ = quantise_weight(tensors[name], Spec("float8_e4m3fn"))
+    path = save({**tensors, name: stored}, tmp_path / "scaled.safetensors")
+    store = load_model(path, contract="preview-4", dtype="fp8").store
+    store.materialise("cpu")
+    found = store.block(1)["mlp.fc1.weight"]
+    assert isinstance(found, Fp8Weight) and found.dtype == torch.float32
+    assert torch.equal(found.data.view(torch.uint8), stored.data.view(torch.uint8))
+    assert torch.equal(found.rows.scale, stored.scale) and found.nbytes == store.plan.entries[name].nbytes(None)
+    assert torch.equal(found.dequantise(torch.float32), stored.dequantise(torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
