@@ -125,11 +125,12 @@ def _write(
     """Decode and encode at once. The bar counts tiles, and shows frames of the clip that was finished last."""
     height, width = decoder.size
     host, newest = decoder.host, deque(maxlen=1)
-    bar = None
+    bar, of = None, 0
 
     def on_chunk(done: int, total: int) -> None:
-        nonlocal bar
-        bar = bar or host.progress(total)
+        nonlocal bar, of
+        if bar is None or total != of:  # a later attempt counts what is left
+            bar, of = host.progress(total), total
         bar(done, newest.pop() if newest else None)
 
     def on_written(frames_FHWC) -> None:  # in the encoder's thread, where the host does not know which node runs
