@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comfyui_fasth3.kernels.bounded_attention import bounded_attention
+from comfyui_fasth3.kernels.bounded_attention import bounded_attention, bounded_why_not
 from comfyui_fasth3.kernels.device import Case
 from comfyui_fasth3.kernels.registry import BackendUnavailable, resolve
 
@@ -55,6 +55,12 @@ def test_rows_that_are_not_16_bytes_apart_come_by_pointer(triton_device):
     q, k = (x / x.float().square().mean(-1, keepdim=True).sqrt().half() for x in (q, k))
     truth = bounded_attention(q.float(), k.float(), v.float(), 70, backend="reference")
     assert error(bounded_attention(q, k, v, 70, backend="triton"), truth) <= 1e-3
+
+
+def test_other_generations_keep_torchs_attention(monkeypatch):
+    case = Case(device=torch.device("cuda"), dtype=torch.float16, head_dim=64)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert bounded_why_not(case) == "measured on compute capability 9.0 alone, got 8.9: torch's attention runs"
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,8 @@ KERNELS = (
         for group in (0, 256)
         for rows, columns, capabilities in ((32, 16, CAPABILITIES[:1]), (64, 128, CAPABILITIES[1:]))
     ),
-    bounded((75,), "fp16", descriptors=False),
-    bounded((80, 86, 89), "bf16", descriptors=False),
-    bounded((90, 100, 120), "bf16", descriptors=True),
+    bounded((90,), "bf16", descriptors=False),
+    bounded((90,), "bf16", descriptors=True),
     *row_kernels("T", 0, CAPABILITIES),
     *row_kernels("fp8e4nv", 448, (89, 90, 100, 120)),
     *row_kernels("i8", 127, CAPABILITIES),
