@@ -40,4 +40,4 @@ def fitting(vae: VaePair, latent: torch.Tensor) -> Iterator[Fitting]:
     try:
         rgb_map.save(path, found)
     except OSError as error:  # models may lie where nobody but their owner writes
-        log.info("FastH3: previews keep the built-in colours: %s", error)
+        log.info("FastH3: previews keep their colours: %s", error)

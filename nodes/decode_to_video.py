@@ -1,5 +1,6 @@
 """Decode to Video: latents to a file, clip by clip, in as little memory as two clips take."""
 
+import logging
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from ._host import io
 from ._types import CATEGORY, Report, Vae
 from ._ui import tell
 from .decoding import TILE_BATCH
+
+log = logging.getLogger("fasth3")
 
 KEEP = ("on failure", "always")
 
@@ -134,7 +137,10 @@ def _write(
         bar(done, newest.pop() if newest else None)
 
     def on_written(frames_FHWC) -> None:  # in the encoder's thread, where the host does not know which node runs
-        newest.append(frames_preview(frames_FHWC))
+        try:
+            newest.append(frames_preview(frames_FHWC))
+        except Exception:  # a video must not be lost for a thumbnail
+            log.warning("FastH3 Decode to Video: no picture of the last clip", exc_info=True)
 
     with delivering(
         path, settings, width, height, sound=track.sound, metadata=metadata, on_written=on_written

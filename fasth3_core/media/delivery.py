@@ -1,6 +1,7 @@
 """From decoded chunks to a finished file: quantised on the device, encoded in a second thread, named when complete."""
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -21,6 +22,8 @@ from .sound import Sound
 
 ABANDONED_SECONDS = 24 * 3600
 """After which a temporary file that nobody has written to is taken for what a killed process left behind."""
+_TEMPORARY = re.compile(r"\..+\.\d+\.part")
+"""As atomic.replacing names files."""
 
 
 @contextmanager
@@ -83,7 +86,8 @@ def try_out(folder: Path, output: Output, width: int, height: int, sound: Sound 
 def sweep(folder: Path) -> None:
     """Remove what killed processes left in a folder a day ago or earlier."""
     for left in folder.glob(".*.part"):
-        if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+        is_ours = _TEMPORARY.fullmatch(left.name) is not None
+        if is_ours and time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 

@@ -333,9 +333,11 @@ def test_a_killed_process_leaves_no_half_file_and_the_next_save_sweeps(tmp_path)
     write(path, [ramp(5)])
     assert left[0].exists(), "it might be another process's that is still at work"
     long_ago = time.time() - delivery.ABANDONED_SECONDS - 1
-    os.utime(left[0], (long_ago, long_ago))
+    (tmp_path / ".download.part").write_text("of another program")
+    for old in (left[0], tmp_path / ".download.part"):
+        os.utime(old, (long_ago, long_ago))
     write(path, [ramp(5)])
-    assert [p.name for p in tmp_path.iterdir()] == ["a.mp4"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".download.part", "a.mp4"]
 
 
 def test_broken_sound_does_not_cost_the_picture(tmp_path):

@@ -10,7 +10,7 @@ from comfyui_fasth3.fasth3_core.media import formats, mux, rgb_map
 from comfyui_fasth3.fasth3_core.media.pixels import quantise
 from comfyui_fasth3.fasth3_core.report.run_report import RunReport
 from comfyui_fasth3.fasth3_core.vae import VideoVAE
-from comfyui_fasth3.nodes import _decode, _latents
+from comfyui_fasth3.nodes import _decode, _latents, decode_to_video
 from comfyui_fasth3.nodes._colours import newest_map
 from comfyui_fasth3.nodes._host import io
 
@@ -88,6 +88,12 @@ def test_bar_counts_tiles_and_shows_finished_frames(run, vae, sampled, host, mon
     run(NODE, vae=vae, latent=sampled, filename_prefix="a")
     assert [row[:2] for row in shown] == [(1, 2), (2, 2)]
     assert written[-3:] == [17, 17, 5]
+
+
+def test_a_picture_that_fails_does_not_cost_the_video(run, vae, sampled, monkeypatch, caplog):
+    monkeypatch.setattr(decode_to_video, "frames_preview", lambda frames: 1 / 0)
+    path = run(NODE, vae=vae, latent=sampled, filename_prefix="a").args[0]
+    assert len(frames_of(path)) == 39 and "no picture of the last clip" in caplog.text
 
 
 def test_latent_is_kept_when_asked(run, vae, sampled, folders):
