@@ -66,7 +66,7 @@ def quantised(weight: torch.Tensor, form: str):
 def model_of(source):
     plan = package("fasth3_core.checkpoint.names").plan_transformer(source, "single-file")
     config = package("fasth3_core.config").DiTConfig.from_shapes(plan.shapes, None)
-    store = package("fasth3_core.weights.store").ResidentStore(source, plan, config, "bf16")
+    store = package("fasth3_core.weights.store").FileStore(source, plan, config, "bf16")
     contract = package("fasth3_core.contracts").CONTRACTS["preview-4"]
     return package("fasth3_core.model.handle").H3Model(config, contract, store, "random weights")
 

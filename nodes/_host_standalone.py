@@ -13,7 +13,7 @@ from PIL import Image
 from ..fasth3_core.errors import ConfigError
 from ..fasth3_core.weights.host_memory import available_bytes
 from ..fasth3_core.weights.placement import Room
-from ..fasth3_core.weights.store import indexed
+from ..fasth3_core.weights.places import indexed
 from ._host import COMFYUI, OutputFile, Resident, does_not_fit
 from ._paths import is_within
 

@@ -10,7 +10,7 @@ from ..fasth3_core.planning import Wanted, alternatives, plan
 from ..fasth3_core.sampling.settings import RunSettings
 from ..fasth3_core.vsa.attention import resolve_ops
 from ..fasth3_core.weights.placement import RESIDENT, Offload, Placement, choose
-from ..fasth3_core.weights.store import forget_idle
+from ..fasth3_core.weights.shared import forget_idle
 from ..kernels.device import Case
 from . import _host
 

@@ -10,7 +10,7 @@ from ..adapters.file import open_adapter
 from ..config import DiTConfig
 from ..contracts import CONTRACTS, chosen_by, infer
 from ..errors import FastH3Error
-from ..weights.store import ResidentStore
+from ..weights.store import FileStore
 from . import audio_names, names, vae_names
 from .component import OFFICIAL_PARTITIONS, SUFFIX, Component, open_component
 from .kinds import Plan
@@ -83,7 +83,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
 def _transformer(component: Component, layout: str) -> dict[str, Any]:
     plan = names.plan_transformer(component, layout)
     config = DiTConfig.from_shapes(plan.shapes, component.config)
-    store = ResidentStore(component, plan, config)
+    store = FileStore(component, plan, config)
     gates_zero = store.gates_all_zero()
     recorded = recorded_contract(component)
     return _plan(plan) | {
@@ -91,7 +91,7 @@ def _transformer(component: Component, layout: str) -> dict[str, Any]:
         "gates": "none" if gates_zero is None else "all zero" if gates_zero else "trained",
         "contract": _contract(config, gates_zero, recorded),
         "bytes_in_memory": {
-            dtype: ResidentStore(component, plan, config, dtype).nbytes() for dtype in ("bf16", "fp32")
+            dtype: FileStore(component, plan, config, dtype).nbytes() for dtype in ("bf16", "fp32")
         },
     }
 

@@ -20,7 +20,8 @@ from ..vae.draft import DraftVAE, is_draft
 from ..vae.video import FP8, NO_ENCODER
 from ..vae.windows import WindowOptions
 from ..weights.policy import DTYPES
-from ..weights.store import ResidentStore, shared
+from ..weights.shared import shared
+from ..weights.store import FileStore
 from . import audio_names, names, vae_names
 from .component import Component, open_component, read_json
 from .draft_names import plan_draft_decoder
@@ -90,12 +91,12 @@ class Opened:
     """Equal for the same weights in the same form."""
 
 
-def open_store(opened: Opened) -> ResidentStore:
+def open_store(opened: Opened) -> FileStore:
     """The store of these files: the one that is in use already, if there is one."""
 
-    def make() -> ResidentStore:
+    def make() -> FileStore:
         plan, component = opened.plan(), opened.component
-        return ResidentStore(component, plan, DiTConfig.from_shapes(plan.shapes, component.config), opened.dtype)
+        return FileStore(component, plan, DiTConfig.from_shapes(plan.shapes, component.config), opened.dtype)
 
     return shared(opened.key, make)
 

@@ -199,7 +199,7 @@ def from_canonical(
     """The inverse: tensors under the names and in the row order of `layout`.
 
     The diffusers layout does not store `rope.inv_freq`; it is left out there. A bank of output heads is written as it
-    is: its two forms (see `ResidentStore.head_form`) differ in values, not in names or order.
+    is: its two forms (see `FileStore.head_form`) differ in values, not in names or order.
     """
     if layout == "diffusers":
         tensors = {name: tensor for name, tensor in tensors.items() if name != "rope.inv_freq"}

@@ -1,29 +1,27 @@
 """Weights of one transformer: on disk until they are asked for, then on a device: all, or a few blocks at a time."""
 
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
 import torch
 
-from ..adapters.entry import AdaptedEntry
 from ..checkpoint.component import Component
-from ..checkpoint.dtypes import TORCH
 from ..checkpoint.kinds import Entry, Plan
 from ..checkpoint.quant import QuantAssembly
-from ..checkpoint.reading import FileReader
 from ..checkpoint.rows import Assembly
 from ..config import DiTConfig
 from ..model.handle import BuildTable, Tables
 from . import policy
 from .blocks import by_block
 from .fp8 import FP8, fp8_entries
-from .masters import HostBlock, PinnedPool, mapped
+from .masters import HostBlock, mapped
 from .parts import Weight, any_nonzero, tensors_of, with_tensors
 from .placement import RESIDENT, Placement, Sizes, describe
+from .places import Hosts, Placed, indexed, moved, to_host
 from .slots import SlotRing
+from .zeros import is_zero
 
 _GATE = "attn.to_gate_compress.weight"
 
@@ -38,7 +36,7 @@ _TRANSCRIPTS = (Assembly, QuantAssembly)
 device that will use it, whether it stays there or not: so a streamed weight has the bits of a resident one."""
 
 
-class ResidentStore:
+class FileStore:
     """A `WeightStore` over the files of one component. Names are canonical; quantised weights stay quantised.
 
     Where the blocks are kept is set by `place`: on the device, or in host memory, from where a few at a time visit it.
@@ -59,8 +57,8 @@ class ResidentStore:
         self._stored_dtype = policy.stored_dtype(plan.entries, config.adaln)
         self._lock = threading.RLock()
         self._placement = RESIDENT
-        self._placed: _Placed | None = None
-        self._hosts = _Hosts()
+        self._placed: Placed | None = None
+        self._hosts = Hosts()
         self._tables: dict[Hashable, Tables] = {}
         self._gates_zero: bool | None = None
 
@@ -154,7 +152,7 @@ class ResidentStore:
                 with torch.inference_mode(False), torch.no_grad():
                     self._placed = self._load(device, progress, check_interrupt)
 
-    def _load(self, device, progress, check_interrupt) -> "_Placed":
+    def _load(self, device, progress, check_interrupt) -> Placed:
         run, placement, hosts = self.dtype_on(device), self._placement, self._hosts
         total, done = self._bytes_to_read(run), 0
 
@@ -167,7 +165,7 @@ class ResidentStore:
                 progress(done, total)
 
         top, entries = self._split_entries()
-        placed = _Placed(device, run)
+        placed = Placed(device, run)
         pool = hosts.pool_for(placement.pinned_bytes, device)
         weights: dict[str, Weight] = {}
         try:
@@ -182,7 +180,7 @@ class ResidentStore:
                         for name, entry in block.items():
                             direct = on_host if streamed and isinstance(entry, _TRANSCRIPTS) else on_device
                             weight = entry.load(direct, self._dtype_of(prefix + name, run))
-                            weights[name] = _to_host(weight) if streamed else weight
+                            weights[name] = to_host(weight) if streamed else weight
                         if _GATE in weights and i not in hosts.gated:
                             hosts.gated[i] = any_nonzero(weights[_GATE])
                         if streamed:
@@ -252,16 +250,16 @@ class ResidentStore:
                     built = tuple(build(self._adaln(i, placed)) for i in range(self.config.num_layers))
                     while len(self._tables) >= _KEPT_TABLES:
                         del self._tables[next(iter(self._tables))]
-                    self._tables[kept] = _moved(built, torch.device("cpu"))
+                    self._tables[kept] = moved(built, torch.device("cpu"))
                     del built
                     if placed.device.type == "cuda":
                         # else the run's tensors settle in the room of AdaLN weights and keep torch from giving it up
                         torch.cuda.empty_cache()
                 placed.tables.clear()
-                placed.tables[key] = _moved(self._tables[kept], placed.device)
+                placed.tables[key] = moved(self._tables[kept], placed.device)
             return placed.tables[key]
 
-    def _adaln(self, index: int, placed: "_Placed") -> dict[str, Weight]:
+    def _adaln(self, index: int, placed: Placed) -> dict[str, Weight]:
         prefix = f"blocks.{index}"
         names = [f"{prefix}{_ADALN}linear.{leaf}" for leaf in ("weight", "bias")]
         with torch.inference_mode(False), torch.no_grad(), self.component.open(placed.device) as reader:
@@ -306,7 +304,7 @@ class ResidentStore:
             self.release()
             self._hosts.drop()
 
-    def _loaded(self) -> "_Placed":
+    def _loaded(self) -> Placed:
         placed = self._placed
         if placed is None:
             raise RuntimeError("the weights are not in memory: call materialise(device) first")
@@ -321,106 +319,5 @@ class ResidentStore:
             if self._gates_zero is None:
                 with self.component.open() as reader:
                     gates = (self.plan.entries[f"blocks.{i}.{_GATE}"] for i in range(self.config.num_layers))
-                    self._gates_zero = all(_is_zero(reader, entry) for entry in gates)
+                    self._gates_zero = all(is_zero(reader, entry) for entry in gates)
             return self._gates_zero
-
-
-class _Placed:
-    """What is on the device. Replaced as a whole, so a reader without the lock sees all of it or none."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
-        self.top: dict[str, Weight] = {}
-        self.blocks: dict[int, Mapping[str, Weight]] = {}
-        self.ring: SlotRing | None = None
-        self.tables: dict[Hashable, Tables] = {}
-
-    def clear(self) -> None:
-        if self.ring is not None:
-            self.ring.close()
-        self.ring = None
-        self.top, self.blocks, self.tables = {}, {}, {}
-
-
-class _Hosts:
-    """Copies of blocks in host memory, for one dtype and one device that they are page-locked for."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[int, HostBlock] = {}
-        self.gated: dict[int, bool] = {}
-        self._pool: PinnedPool | None = None
-        self._for: tuple[torch.device, torch.dtype] | None = None
-
-    def check(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Drop what was made for another device or dtype."""
-        if self._for != (device, dtype):
-            self.drop()
-            self._for = (device, dtype)
-
-    def pool_for(self, limit: int, device: torch.device) -> PinnedPool:
-        if self._pool is None:
-            self._pool = PinnedPool(device)
-        self._pool.allow(limit)
-        return self._pool
-
-    def drop(self) -> None:
-        self.blocks.clear()
-        self.gated.clear()
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
-
-def _to_host(weight: Weight) -> Weight:
-    return with_tensors(weight, [t.cpu() for t in tensors_of(weight)])
-
-
-def _moved(tables: Tables, device: torch.device) -> Tables:
-    return tuple(tuple(t.to(device) for t in block) for block in tables)
-
-
-_PROBE_ROWS = 512
-"""Rows that are looked at together: 5.5 MB in bf16 at the released width."""
-
-
-def _is_zero(reader: FileReader, entry: Entry) -> bool:
-    if isinstance(entry, AdaptedEntry):
-        return entry.is_zero(reader)
-    assembly = entry.data if isinstance(entry, QuantAssembly) else entry
-    # as stored, which is read without a copy; float8 has no test for zero of its own
-    dtype = torch.float32 if assembly.dtype.startswith("F8") else TORCH[assembly.dtype]
-    for piece in assembly.pieces:
-        for start in range(0, piece.count, _PROBE_ROWS):
-            rows = torch.empty(min(_PROBE_ROWS, piece.count - start), *assembly.shape[1:], dtype=dtype, device="cpu")
-            reader.rows(piece.source, piece.start + start, rows)
-            if rows.any():
-                return False
-    return True
-
-
-def indexed(device: torch.device) -> torch.device:
-    """cuda -> cuda:0 (the current one), so that equal places compare equal."""
-    if device.type == "cpu" or device.index is not None:
-        return device
-    return torch.device(device.type, torch.get_device_module(device).current_device())
-
-
-_STORES: weakref.WeakValueDictionary[Hashable, ResidentStore] = weakref.WeakValueDictionary()
-_STORES_LOCK = threading.Lock()
-
-
-def forget_idle(but: ResidentStore) -> None:
-    """Let go of the host memory of every other store that is on no device."""
-    with _STORES_LOCK:
-        idle = [store for store in _STORES.values() if store is not but and store.location is None]
-    for store in idle:
-        store.forget()
-
-
-def shared(key: Hashable, make: Callable[[], ResidentStore]) -> ResidentStore:
-    """The store made for `key` as long as anybody holds it, else a new one: one copy of the same weights in memory."""
-    with _STORES_LOCK:
-        store = _STORES.get(key)
-        if store is None:
-            store = _STORES[key] = make()
-        return store
