@@ -103,6 +103,7 @@ class Movie:
         stream = _stream(self.container, form.encoder, rate=Fraction(FPS), options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, self.output.pixels
         context = stream.codec_context
+        context.thread_type = "AUTO"  # several frames at once: PyAV's own choice is slices, slower and larger in x264
         context.color_primaries = context.color_trc = _BT709
         context.colorspace = _RGB_MATRIX if form.rgb else _BT709
         context.color_range = ColorRange.JPEG if form.rgb else ColorRange.MPEG
