@@ -26,10 +26,12 @@ def split(latent: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """LATENT -> (video, audio), checked.
 
     Raises:
-        ContractError: not a MiniMax-H3 latent: one stream only, other channels, a mask.
+        ContractError: not a MiniMax-H3 latent: no or one stream only, other channels, a mask.
         GeometryError: more than one video, a length that is no clip, or sound of another length.
     """
-    samples = latent["samples"]
+    samples = latent.get("samples")
+    if not hasattr(samples, "shape") and not getattr(samples, "is_nested", False):
+        raise ContractError(f"the latent holds {type(samples).__name__}, expected video and audio streams.")
     if not getattr(samples, "is_nested", False):
         raise ContractError(
             f"the latent has one stream {list(samples.shape)}: FastH3 needs video and audio together. "
@@ -59,7 +61,7 @@ def split(latent: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
             f"{video.shape[2]} video latents last as long as {expected} audio latents, but there are {audio.shape[3]}."
         )
     height, width = video.shape[3:]
-    if height % PATCH or width % PATCH:
+    if height % PATCH or width % PATCH or not height * width:
         raise GeometryError(
             f"a video of {width * LATENT_PIXELS}x{height * LATENT_PIXELS} pixels: both sides must be multiples of 32."
         )

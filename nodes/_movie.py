@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..fasth3_core.atomic import replacing
 from ..fasth3_core.media.delivery import try_out
 from ..fasth3_core.media.formats import Output
 from ..fasth3_core.media.probe import AudioProbe, probe_audio
@@ -25,8 +26,9 @@ class Track:
     sound: Sound | None = None
     probe: AudioProbe | None = None
     warnings: tuple[str, ...] = ()
-    keep_raw: Callable[[], None] = lambda: None
-    """Writes the sound as it came beside the video, if there is reason to; called once the video is there."""
+    keep_raw: Callable[[], tuple[str, ...]] = tuple
+    """Writes the sound as it came beside the video, if there is reason to; called once the video is there, which is not
+    lost if this fails: a line says so."""
 
 
 def check_sound(
@@ -50,12 +52,23 @@ def check_sound(
         log.warning("FastH3: the sound cannot be encoded", exc_info=True)
         warnings.append(f"the sound cannot be encoded as {output.audio_codec} and is not in the file: {error}")
         sound = None
-    if not warnings and (output.audio_codec != "none" or output.audio == "none"):
-        return Track(sound, probe)
+    nothing_to_keep = not warnings and (output.audio_codec != "none" or output.audio == "none")
+    if nothing_to_keep or not wave_CL.numel():
+        return Track(sound, probe, tuple(warnings))
     raw = beside(path, output, ".wav")
     if warnings:
         warnings.append(f"the raw sound is kept in {raw.name}")
-    return Track(sound, probe, tuple(warnings), lambda: write_wav(raw, wave_CL, rate))
+    return Track(sound, probe, tuple(warnings), lambda: _keep(raw, wave_CL, rate))
+
+
+def _keep(path: Path, wave_CL: torch.Tensor, rate: int) -> tuple[str, ...]:
+    try:
+        with replacing(path) as partial:
+            write_wav(partial, wave_CL, rate)
+    except Exception as error:
+        log.warning("FastH3: the raw sound cannot be kept", exc_info=True)
+        return (f"warning: {path.name} could not be written: {error}",)
+    return ()
 
 
 def beside(path: Path, output: Output, suffix: str) -> Path:

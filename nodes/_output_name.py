@@ -9,12 +9,18 @@ from ._paths import is_within
 
 _LONGEST = 200
 """Bytes of one name, of 255 that file systems take: a number, a suffix and a temporary name are added."""
+_LONGEST_PATH = 4000
+"""Bytes of a path, of 4095 that Linux takes."""
 _NOT_ON_WINDOWS = '<>:"|?*'
 
 
 def check(prefix: str) -> None:
     """Raises ConfigError, with the reason. `%date:...%` and the like are left to the host."""
     output = _host.get().output_dir()
+    try:
+        os.fsencode(prefix)
+    except UnicodeEncodeError:
+        raise _wrong(prefix, "a name of whole characters", "Half of a character pair is in it: rename it.") from None
     parts = prefix.replace("\\", "/").split("/")
     refused = _NOT_ON_WINDOWS if os.name == "nt" else ""
     if any(ord(c) < 32 for c in prefix) or any(c in refused for part in parts for c in _plain(part)):
@@ -23,6 +29,8 @@ def check(prefix: str) -> None:
         raise _wrong(prefix, "a name inside the output folder", "It ends in a folder; add a name, such as 'FastH3'.")
     if any(len(part.encode()) > _LONGEST for part in parts):
         raise _wrong(prefix[:40] + "...", f"names of at most {_LONGEST} bytes", "Shorten it.")
+    if len(os.fsencode(output.absolute() / prefix)) > _LONGEST_PATH:
+        raise _wrong(prefix[:40] + "...", f"a path of at most {_LONGEST_PATH} bytes in all", "Shorten it.")
     if not is_within(output, (output / prefix).parent):
         raise _wrong(prefix, "a name inside the output folder", "Remove '..' and '/' at the start.")
     there = _nearest_existing((output / prefix).parent)

@@ -109,9 +109,9 @@ class FastH3DecodeToVideo(io.ComfyNode):
             metadata = _movie.metadata(cls, host, report, track, **facts)
             with fitting(vae, video) as fit:
                 _write(decoder, file.path, settings, track, metadata, fit)
-            track.keep_raw()
+            unkept = track.keep_raw()
         lines = [f"{file.filename}: {width}x{height}, {decoder.frames} frames ({decoder.frames / FPS:.2f} s), {format}"]
-        lines += [f"warning: {text}" for text in decoder.notes] + _movie.lines(track)
+        lines += [f"warning: {text}" for text in decoder.notes] + [*_movie.lines(track), *unkept]
         told = "\n".join(lines)
         shown = told if report is None else f"{told}\n{report.to_text()}"
         movie = bool(settings.form.muxer)

@@ -45,7 +45,7 @@ class FastH3SavePreview(io.ComfyNode):
     @classmethod
     def execute(cls, images, filename_prefix, audio=None, report=None) -> io.NodeOutput:
         host, output = _host.get(), Output()
-        if images.ndim != 4 or images.shape[-1] < 3 or not len(images):
+        if images.ndim != 4 or images.shape[-1] < 3 or not images.numel():
             raise GeometryError(f"images have the shape {list(images.shape)}, expected [frames, height, width, 3].")
         frames, height, width = images.shape[:3]
         waveform, sample_rate = _first_track(audio)
@@ -56,9 +56,10 @@ class FastH3SavePreview(io.ComfyNode):
         with delivering(file.path, output, width, height, sound=track.sound, metadata=metadata) as put:
             for chunk in _chunks(host, images):
                 put(chunk)
-        track.keep_raw()
+        unkept = track.keep_raw()
         told = "\n".join([
             f"{file.filename}: {width}x{height}, {frames} frames ({frames / FPS:.2f} s)", *_movie.lines(track),
+            *unkept,
         ])
         shown = told if report is None else f"{told}\n{report.to_text()}"
         return io.NodeOutput(ui=tell(cls, shown, logged=told, images=[file.as_ui()], animated=(True,)))
@@ -71,7 +72,10 @@ def _first_track(audio) -> tuple[torch.Tensor | None, int]:
     waveform = audio["waveform"]
     if waveform.ndim != 3 or waveform.shape[0] != 1:
         raise ContractError(f"audio has the shape {list(waveform.shape)}, expected one clip [1, channels, samples].")
-    return waveform[0], int(audio["sample_rate"])
+    rate = int(audio["sample_rate"])
+    if rate <= 0:
+        raise ContractError(f"audio has {rate} samples a second.")
+    return waveform[0], rate
 
 
 def _chunks(host: _host.Host, images: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -14,22 +14,21 @@ DEPTH = 2
 def behind(work: Callable[[Any], None], depth: int = DEPTH) -> Iterator[Callable[[Any], None]]:
     """Yield put(item), which has work(item) done in one other thread, in order.
 
-    put() waits while `depth` items are unfinished, and raises what an earlier work() raised. All items are done when
-    the block ends. If the block or work() raises, those that had not been begun never are.
+    put() waits while `depth` items are unfinished, and raises what an earlier work() raised, as does every put() after
+    it. All items are done when the block ends. If the block or work() raises, those that had not been begun never are.
     """
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fasth3-encode")
     pending: deque = deque()
-
-    broken = False
+    broken: BaseException | None = None
 
     def step(item: Any) -> None:
         nonlocal broken
-        if broken:
-            return
+        if broken is not None:
+            raise broken
         try:
             work(item)
-        except BaseException:
-            broken = True
+        except BaseException as error:
+            broken = error
             raise
 
     def put(item: Any) -> None:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +84,20 @@ def try_out(folder: Path, output: Output, width: int, height: int, sound: Sound 
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder a day ago or earlier."""
+    """Remove what killed processes left in a folder a day ago or earlier, where it can be removed."""
     for left in folder.glob(".*.part"):
-        is_ours = _TEMPORARY.fullmatch(left.name) is not None
-        if is_ours and time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        if _TEMPORARY.fullmatch(left.name) is None:
+            continue
+        with suppress(OSError):  # another process's, finished meanwhile, or another user's
+            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 @contextmanager
 def _replacing_folder(path: Path) -> Iterator[Path]:
     """As atomic.replacing, for a folder that must not be there yet."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process of this number: in a container all have the same
     partial.mkdir()
     try:
         yield partial

@@ -16,6 +16,7 @@ import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import ConfigError, FastH3Error, GeometryError
 from comfyui_fasth3.fasth3_core.media import delivery, formats, mux, sound
+from comfyui_fasth3.fasth3_core.media.behind import behind
 from comfyui_fasth3.fasth3_core.media.pixels import quantise
 from PIL import Image
 
@@ -338,6 +339,34 @@ def test_a_killed_process_leaves_no_half_file_and_the_next_save_sweeps(tmp_path)
         os.utime(old, (long_ago, long_ago))
     write(path, [ramp(5)])
     assert sorted(p.name for p in tmp_path.iterdir()) == [".download.part", "a.mp4"]
+
+
+def test_a_temporary_file_that_has_gone_meanwhile(tmp_path):
+    (tmp_path / ".b.mp4.1.part").symlink_to(tmp_path / "gone")
+    write(tmp_path / "a.mp4", [ramp(5)])
+
+
+def test_pictures_after_a_killed_process_of_the_same_number(tmp_path):
+    left = tmp_path / f".a.{os.getpid()}.part"
+    left.mkdir()
+    (left / "00009.png").write_text("half")
+    write(tmp_path / "a", [ramp(5)], output=formats.output("png frames"))
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [f"{n:05}.png" for n in range(1, 6)]
+
+
+def test_what_broke_stays_broken():
+    """Or a decoder that goes on after its memory ran out would deliver a video with holes."""
+
+    def work(item):
+        raise MemoryError(item)
+
+    with pytest.raises(MemoryError), behind(work) as put:
+        put(0)
+        for later in range(1, 9):
+            with pytest.raises(MemoryError, match="0"):
+                put(later)
+                put(later)
+                put(later)
 
 
 def test_broken_sound_does_not_cost_the_picture(tmp_path):

@@ -42,6 +42,9 @@ BAD = {
     "one-latent": (pair(VIDEO[:, :, :1], AUDIO), GeometryError, "1 latent frames.*Nearest: 2 or 7"),
     "length": (pair(VIDEO[:, :, :6], AUDIO), GeometryError, "6 latent frames.*Nearest: 2 or 7"),
     "audio-length": (pair(VIDEO, AUDIO[..., :36]), GeometryError, "as long as 37 audio latents, but there are 36"),
+    "nothing": ({}, ContractError, "NoneType"),
+    "list": ({"samples": [VIDEO, AUDIO]}, ContractError, "list"),
+    "no-height": (pair(VIDEO[:, :, :, :0], AUDIO), GeometryError, "96x0 pixels"),
     "odd-width": (pair(VIDEO[..., :5], AUDIO), GeometryError, "80x64 pixels"),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import ConfigError, ContractError, GeometryError
 from comfyui_fasth3.fasth3_core.report.run_report import RunReport
+from comfyui_fasth3.nodes import _movie
 from comfyui_fasth3.nodes._host import io
 
 IMAGES = torch.rand(5, 64, 96, 3)
@@ -97,11 +98,33 @@ def test_sound_that_no_encoder_takes_costs_the_track_alone(run, folders):
     assert (folders / "output" / "a_00001_.wav").is_file()
 
 
+def test_raw_sound_that_cannot_be_kept_costs_nothing(run, folders, monkeypatch):
+    def full(path, *rest):
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_movie, "write_wav", full)
+    silent = {"waveform": torch.zeros(1, 2, 6667), "sample_rate": 32000}
+    ui = run("FastH3SavePreview", images=IMAGES, filename_prefix="a", audio=silent).ui
+    assert "warning: a_00001_.wav could not be written" in ui["text"][0]
+    assert [p.name for p in (folders / "output").iterdir()] == ["a_00001_.mp4"]
+
+
+def test_sound_of_no_samples_is_named(run, folders):
+    empty = {"waveform": torch.zeros(1, 2, 0), "sample_rate": 32000}
+    text = run("FastH3SavePreview", images=IMAGES, filename_prefix="a", audio=empty).ui["text"][0]
+    assert "the sound track is empty" in text and "kept" not in text
+
+
 BAD = {
     "one-picture": (dict(images=IMAGES[0]), GeometryError, r"\[64, 96, 3\]"),
     "masks": (dict(images=torch.rand(5, 64, 96)), GeometryError, r"\[5, 64, 96\]"),
     "odd": (dict(images=torch.rand(5, 63, 96, 3)), GeometryError, "even size, got 96x63"),
     "two-clips": (dict(audio={"waveform": torch.zeros(2, 2, 9), "sample_rate": 32000}), ContractError, "one clip"),
+    "no-rate": (dict(audio={"waveform": torch.zeros(1, 2, 9), "sample_rate": 0}), ContractError, "0 samples a second"),
+    "no-height": (dict(images=torch.rand(5, 0, 96, 3)), GeometryError, r"\[5, 0, 96, 3\]"),
+    "split-character": (dict(filename_prefix="\ud800"), ConfigError, "whole characters"),
+    "long-path": (dict(filename_prefix="/".join(["x" * 100] * 60)), ConfigError, "at most 4000 bytes"),
     "surround": (dict(audio={"waveform": torch.zeros(1, 6, 9), "sample_rate": 32000}), GeometryError, "1 or 2"),
     "outside": (dict(filename_prefix="../a"), ConfigError, "inside the output folder"),
     "absolute": (dict(filename_prefix="/tmp/a"), ConfigError, "inside the output folder"),
