@@ -54,6 +54,7 @@ class Decoder:
                 where = "tile by tile" if tiles == 1 else "there"
                 self._note(f"{problems[-1]}; all models were sent away, and decoding went on on {device}, {where}")
                 self.host.release_all()
+                self.vae = self.vae.runnable_on(device)
             problem = self._try(device, tiles, attempt)
             if problem is None:
                 return

@@ -18,6 +18,7 @@ from ..fasth3_core.vae.chunks import CLIP_FRAMES, DECODED_FRAMES
 from ..fasth3_core.vae.draft import DRAFT, DraftVAE, is_draft
 from ..fasth3_core.vae.run import AUTO_TILE_BATCH
 from ..fasth3_core.vae.video import FP8
+from ..kernels.fp8_linear import fp8_why_not
 
 log = logging.getLogger("fasth3")
 
@@ -67,6 +68,11 @@ class VaePair:
     @property
     def location(self) -> torch.device | None:
         return None if self._loaded is None else self.video.device
+
+    def runnable_on(self, device: torch.device) -> "VaePair":
+        """Itself, or the same files in "auto" where fp8 was asked for and the device has none."""
+        no_fp8 = self._dtype == "fp8" and fp8_why_not(device) is not None
+        return VaePair(*self._paths, "auto") if no_fp8 else self
 
     def nbytes(self, device: torch.device) -> int:
         wide = self._dtype == "fp32" or (self._dtype == "auto" and device.type == "cpu")

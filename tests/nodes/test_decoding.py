@@ -182,6 +182,27 @@ def test_places_in_order(vae, monkeypatch):
     assert "1.0 GiB that are free on cuda:1" in decoder.notes[2] and "on cpu" in decoder.notes[2]
 
 
+def test_fp8_goes_on_without_where_there_is_none(run, bundle, folders, host, monkeypatch):
+    """A GPU with fp8 runs out of memory; the CPU has no such product, and decodes all the same."""
+    names, loaded = bundle.names, []
+    pair = run("FastH3LoadVAE", video_vae=names.video_vae, audio_vae=names.audio_vae, dtype="fp8").args[0]
+
+    class Host:
+        device = staticmethod(lambda: torch.device("cuda:0"))
+        release_all = staticmethod(lambda: None)
+
+        def acquire(self, resident, device, working):
+            if device.type == "cuda":
+                raise NO_MEMORY["cuda"]
+            resident.materialise(device)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    decoder = _decode.Decoder(Host(), pair, torch.zeros(1, 24, 2, 4, 4), torch.zeros(1, 32, 2, 8), 0)
+    decoder.somewhere(lambda tiles: loaded.append(decoder.vae.video.dtype))
+    assert loaded == [torch.float32]
+
+
 @pytest.mark.parametrize("free", [[1 << 40], [0, 1 << 40], [0, 0]], ids=["enough", "not-at-first", "never"])
 def test_room_is_looked_for_before_decoding(vae, monkeypatch, free):
     """A host that says it made room, and a device that says it did not: then all models go."""
