@@ -33,6 +33,11 @@ class Decoder:
         return frames_of_latents(self.video.shape[2])
 
     @property
+    def warnings(self) -> list[str]:
+        """What the reader of the result has to know: that it is a draft, and where memory ran out."""
+        return [*filter(None, [self.vae.note]), *self.notes]
+
+    @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels."""
         return self.video.shape[3] * LATENT_PIXELS, self.video.shape[4] * LATENT_PIXELS

@@ -95,12 +95,13 @@ class FastH3DecodeToVideo(io.ComfyNode):
         video, audio = _latents.split(latent)
         decoder = Decoder(host, vae, video, audio, tile_batch)
         height, width = decoder.size
-        with _rescue.kept_on_failure(video, audio, report):
+        with _rescue.kept_on_failure(video, audio, report) as keep:
             settings = output(format, bit_depth, crf, audio_codec)
             _output_name.check(filename_prefix)
             file = host.output_file(filename_prefix, settings.form.suffix, width, height)
             if keep_latent == "always":
-                latent_file.save(_movie.beside(file.path, settings, latent_file.SUFFIX), video, audio, report)
+                path = _movie.beside(file.path, settings, latent_file.SUFFIX)
+                keep(replace(file, path=path, filename=path.name))
             waveform = decoder.waveform()
             track = _movie.check_sound(
                 file.path, settings, width, height, decoder.frames, waveform[0], SAMPLE_RATE
@@ -111,7 +112,7 @@ class FastH3DecodeToVideo(io.ComfyNode):
                 _write(decoder, file.path, settings, track, metadata, fit)
             unkept = track.keep_raw()
         lines = [f"{file.filename}: {width}x{height}, {decoder.frames} frames ({decoder.frames / FPS:.2f} s), {format}"]
-        lines += [f"warning: {text}" for text in decoder.notes] + [*_movie.lines(track), *unkept]
+        lines += [f"warning: {text}" for text in decoder.warnings] + [*_movie.lines(track), *unkept]
         told = "\n".join(lines)
         shown = told if report is None else f"{told}\n{report.to_text()}"
         movie = bool(settings.form.muxer)

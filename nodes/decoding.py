@@ -51,7 +51,7 @@ class FastH3Decode(io.ComfyNode):
             images = _all_frames(decoder)
         probe = probe_audio(waveform, SAMPLE_RATE)
         lines = [f"{decoder.frames} frames, sound peak {probe.peak:.2f}, RMS {probe.rms:.3f}"]
-        lines += [f"warning: {text}" for text in (*decoder.notes, *probe.warnings)]
+        lines += [f"warning: {text}" for text in (*decoder.warnings, *probe.warnings)]
         ui = tell(cls, "\n".join(lines))
         return io.NodeOutput(images, {"waveform": waveform, "sample_rate": SAMPLE_RATE}, ui=ui)
 

@@ -32,7 +32,9 @@ def test_the_loader_says_so_and_the_clip_is_decoded(run, pair, latent, host):
     (text,) = pair.ui["text"]
     assert "draft decoder (taeh3)" in text and "not the released picture" in text
     vae = pair.args[0]
-    images, audio = run("FastH3Decode", vae=vae, latent=latent).args
+    decoded = run("FastH3Decode", vae=vae, latent=latent)
+    assert "warning: draft decoder (taeh3)" in decoded.ui["text"][0]
+    images, audio = decoded.args
     assert images.shape == (5, 64, 64, 3) and audio["waveform"].shape[1] == 2
     assert isinstance(vae.video, DraftVAE)
     video, _ = latent["samples"].unbind()
