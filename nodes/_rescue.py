@@ -1,7 +1,7 @@
 """A sampled latent is never lost to what comes after it."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,30 +19,35 @@ PREFIX = "latents/FastH3_undecoded"
 @contextmanager
 def kept_on_failure(
     video: torch.Tensor, audio: torch.Tensor, report: RunReport | None = None
-) -> Iterator[None]:
-    """Save the latent if the block fails, and say so in the error; not if the user stopped it.
+) -> Iterator[Callable[[_host.OutputFile], None]]:
+    """Save the latent if the block fails, and say so in the error; not if the user stopped it. Yields save(file), which
+    saves it at once: it is not saved twice.
 
     Raises FastH3Error, which names the file and the node that loads it, from what the block raised.
     """
-    host = _host.get()
+    host, saved = _host.get(), []
+
+    def save(file: _host.OutputFile) -> None:
+        latent_file.save(file.path, video, audio, report)
+        saved.append(file)
+
+    def save_or_say_why_not() -> str:
+        try:
+            if not saved:
+                save(host.output_file(PREFIX, latent_file.SUFFIX))
+        except Exception as error:  # what led here matters more
+            log.error("FastH3: the latent could not be saved", exc_info=True)
+            return f"The sampled latent could not be saved either: {error}"
+        return (
+            f"The sampled latent is kept in {saved[0].path}. FastH3 Load Latent loads it as "
+            f"'{_folder_files.output_choice(saved[0])}', so that it can be decoded without sampling again."
+        )
+
     try:
-        yield
+        yield save
     except Interrupted:  # ComfyUI's own is no Exception
         raise
     except Exception as error:
         if not isinstance(error, FastH3Error):  # ours say all there is to say
             log.error("FastH3: decoding failed", exc_info=True)
-        raise FastH3Error(f"{error or type(error).__name__}\n{_save(host, video, audio, report)}") from error
-
-
-def _save(host: _host.Host, video: torch.Tensor, audio: torch.Tensor, report: RunReport | None) -> str:
-    try:
-        file = host.output_file(PREFIX, latent_file.SUFFIX)
-        latent_file.save(file.path, video, audio, report)
-    except Exception as error:  # what led here matters more
-        log.error("FastH3: the latent could not be saved", exc_info=True)
-        return f"The sampled latent could not be saved either: {error}"
-    return (
-        f"The sampled latent is kept in {file.path}. FastH3 Load Latent loads it as "
-        f"'{_folder_files.output_choice(file)}', so that it can be decoded without sampling again."
-    )
+        raise FastH3Error(f"{error or type(error).__name__}\n{save_or_say_why_not()}") from error

@@ -68,8 +68,12 @@ class Movie:
     def __enter__(self) -> "Movie":
         return self
 
-    def __exit__(self, *failure) -> None:
-        self.container.close()
+    def __exit__(self, failure, *_) -> None:
+        try:
+            self.container.close()
+        except Exception:  # on a full disk an interruption would become an error
+            if failure is None:
+                raise
 
     def write(self, frames_FHWC: torch.Tensor) -> None:
         """Encode frames [n, H, W, 3] of `output.sample_bits` bits, and the sound that goes with them."""

@@ -354,6 +354,12 @@ def test_pictures_after_a_killed_process_of_the_same_number(tmp_path):
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [f"{n:05}.png" for n in range(1, 6)]
 
 
+def test_a_file_that_cannot_be_closed_hides_no_interruption(tmp_path):
+    with pytest.raises(KeyboardInterrupt), mux.Movie(tmp_path / "a", H264, 96, 64) as movie:
+        movie.container = None
+        raise KeyboardInterrupt
+
+
 def test_what_broke_stays_broken():
     """Or a decoder that goes on after its memory ran out would deliver a video with holes."""
 

@@ -104,6 +104,13 @@ def test_latent_is_kept_when_asked(run, vae, sampled, folders):
     assert report == REPORT
 
 
+def test_a_latent_that_is_kept_is_not_saved_twice(run, vae, sampled, folders, monkeypatch):
+    break_at("chunk 1", monkeypatch)
+    with pytest.raises(FastH3Error, match=r"loads it as 'b/a_00001_.latent.safetensors \[output\]'"):
+        run(NODE, vae=vae, latent=sampled, filename_prefix="b/a", keep_latent="always")
+    assert names(folders) == ["b/a_00001_.latent.safetensors"]
+
+
 STAGES = ["sound", "settings", "tile 0", "tile 1", "chunk 0", "chunk 1", "chunk 2", "end"]
 
 
