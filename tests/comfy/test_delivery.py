@@ -49,6 +49,7 @@ def test_finished_frames_are_shown_while_the_rest_decodes(server):
     graph = sized(t2v("delivery/shown", seed=61), 384, 384, 124)
     with Events(server.url) as events:
         server.run(graph)
+        events.finished()
         steps = events.steps("film")
         pictures = events.previews
     assert steps[-1] == (28, 28)

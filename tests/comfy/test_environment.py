@@ -20,6 +20,7 @@ def test_stock_graph_runs_to_a_movie(server):
              **graphs.keep("environment", latent=("sampler", 0), positive=("positive", 0))}
     with Events(server.url) as events:
         outputs = server.run(graph)
+        events.finished()
         assert events.steps("sampler")[-1] == (3, 3)
     movie = probe(server.files(outputs)[0])
     assert movie.frames == graphs.FRAMES and movie.audio_channels == 2

@@ -52,6 +52,7 @@ def test_progress_counts_the_forwards(server):
     with Events(server.url) as events:
         prompt = {**graphs.t2v("progress", seed=21)}
         server.run(prompt)
+        events.finished()
         assert events.steps("sampler")[-1] == (4, 4)
 
 
@@ -60,6 +61,7 @@ def test_previews_when_the_user_has_them_on(server, method):
     with Events(server.url) as events:
         prompt_id = server.submit(up_to_latents(f"preview_{method}", 25), extra_data={"preview_method": method})
         assert server.wait(prompt_id)["status"]["status_str"] == "success"
+        events.finished()
         assert events.steps("sampler")[-1] == (4, 4)
         # at most one a step, and none that would take more than 2 % of the time: steps here last milliseconds
         assert events.previews <= (4 if method == "latent2rgb" else 0)
