@@ -61,11 +61,9 @@ def main(args: argparse.Namespace) -> int:
         element_size=dtype.itemsize, dequantised=0 if model.store is None else model.store.widened_bytes(),
     )
     working = plan(wanted).run.working
-    room = Room(device=int(args.device_gib * GIB) or None, host=available_bytes())
-    placement = choose(
-        Offload(policy=args.offload, device_gib=args.device_gib), sizes, room, working,
-        what_fits=lambda budget: alternatives(wanted, budget),
-    )
+    offload = Offload(policy=args.offload, device_gib=args.device_gib)
+    room = Room(device=int(offload.device_gib * GIB) or None, host=available_bytes())
+    placement = choose(offload, sizes, room, working, what_fits=lambda budget: alternatives(wanted, budget))
     result = plan(wanted, placement)
     about = f"{model.source}, contract {model.contract.name}, {str(dtype).removeprefix('torch.')}"
     about += " with fp8 projections" * (args.dtype == "fp8")

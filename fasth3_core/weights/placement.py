@@ -1,6 +1,5 @@
 """Which weights are on the device, which wait in host memory, and how that is chosen from what is free."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +48,8 @@ class Offload:
             ("resident_blocks", self.resident_blocks, -1, "Use -1 for as many as fit."),
             ("slots", self.slots, 2, "Use 2 if unsure."),
         ):
-            if not least <= value < math.inf:  # also refuses NaN
-                raise ConfigError(name, value, f"{least:g} or more", hint)
+            if not least <= value <= 1e9:  # also refuses NaN
+                raise ConfigError(name, value, f"{least:g} to 1e9", hint)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ def test_bad_requests_are_one_line(capsys):
         (["--seconds", "1e300"], "more than 1,000,000 frames"),
         (["--text-tokens", "-4"], "expected at least 1"),
         (["--offload", "auto", "--device-gib", "4"], "What would fit: "),
+        (["--device-gib", "nan"], "device_gib=nan"),
+        (["--device-gib", "1e300"], "expected 0 to 1e9"),
         (["--contract", "quick"], "contract='quick'"),
         (["nowhere.safetensors"], "does not exist"),
     ):
