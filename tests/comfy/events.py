@@ -60,7 +60,7 @@ class Events:
         raise AssertionError(f"no such event within {timeout} s; seen {[kind for kind, _ in self.messages]}")
 
     def finished(self) -> None:
-        """Wait for the end of a prompt that succeeded: the server's history knows of it before all messages are here."""
+        """Wait for the end of a prompt that succeeded: the history knows of it before all messages are here."""
         self.wait(lambda kind, data: kind == "execution_success")
 
     def steps(self, node: str) -> list[tuple[int, int]]:
