@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from safetensors import SafetensorError
+
 from ..fasth3_core.errors import FastH3Error
 
 COMMANDS = {
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
         return 1
-    except OSError as error:  # a folder that cannot be made, a full disk
+    except (OSError, SafetensorError) as error:  # a folder that cannot be made, a full disk
         print(f"{PROG} {name}: {error}", file=sys.stderr)
         return 1
 

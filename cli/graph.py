@@ -39,7 +39,7 @@ def read_graph(path: str | Path) -> Graph:
 
 def apply_settings(graph: Graph, settings: Sequence[str]) -> None:
     """Change inputs in place. Each setting is NODE.INPUT=VALUE: NODE is an id, or a class that occurs once; VALUE is
-    JSON, or else text."""
+    JSON, or else text; where the graph has text, a number is text, too."""
     for setting in settings:
         target, equals, text = setting.partition("=")
         node_name, dot, name = target.partition(".")
@@ -53,7 +53,8 @@ def apply_settings(graph: Graph, settings: Sequence[str]) -> None:
             value = json.loads(text)
         except json.JSONDecodeError:
             value = text
-        graph[ids[0]]["inputs"][name] = value
+        inputs = graph[ids[0]]["inputs"]
+        inputs[name] = text if isinstance(inputs.get(name), str) and not isinstance(value, (str, list)) else value
 
 
 def is_link(value: Any) -> bool:

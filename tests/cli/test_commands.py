@@ -10,13 +10,14 @@ import av
 import pytest
 import torch
 from comfyui_fasth3 import cli
-from comfyui_fasth3.cli import demo
+from comfyui_fasth3.cli import demo, demo_bundle
 from comfyui_fasth3.cli.demo_bundle import write_bundle
 from comfyui_fasth3.cli.graph import read_graph
 from comfyui_fasth3.fasth3_core.media.delivery import delivering
 from comfyui_fasth3.fasth3_core.media.formats import Output
 from comfyui_fasth3.fasth3_core.media.sound import fit
 from PIL import Image
+from safetensors import SafetensorError
 
 
 def command(*argv):
@@ -152,6 +153,15 @@ def test_trouble_with_files_is_one_line(tmp_path, capsys):
     assert command("demo", "--out", tmp_path / "file") == 1
     error = capsys.readouterr().err
     assert "comfyui-fasth3 demo: " in error and "Not a directory" in error and "Traceback" not in error
+
+
+def test_a_disk_that_fills_while_weights_are_written_is_one_line(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(demo_bundle, "write_bundle", full)
+    assert command("demo", "--out", tmp_path / "demo") == 1
+    assert capsys.readouterr().err == "comfyui-fasth3 demo: No space left on device\n"
 
 
 def test_run_sends_stock_graphs_to_a_server(capsys):

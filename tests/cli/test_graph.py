@@ -132,7 +132,8 @@ def test_read_missing_file(tmp_path):
     ("1.value=7", ("1", "value"), 7), ("Number.value=7", ("1", "value"), 7),
     ("2.flavour=plain", ("2", "flavour"), "plain"), ('2.flavour="plain"', ("2", "flavour"), "plain"),
     ("2.a=[\"1\",0]", ("2", "a"), ["1", 0]), ("9.text=a=b", ("9", "text"), "a=b"), ("2.scale=1.5", ("2", "scale"), 1.5),
-    ("9.text=", ("9", "text"), ""), ("2.kind.strength=3", ("2", "kind.strength"), 3),
+    ("9.text=", ("9", "text"), ""), ("2.flavour=10", ("2", "flavour"), "10"),
+    ("2.kind.strength=3", ("2", "kind.strength"), 3),
 ])  # fmt: skip
 def test_settings(setting, where, value):
     changed = graph()
