@@ -12,7 +12,6 @@ from ._vae_pair import VaePair
 _MODEL_FOLDER = "diffusion_models"
 _VAE_FOLDER = "vae"
 _DTYPES = ["auto", "bf16", "fp16", "fp32", "fp8"]
-_VAE_DTYPES = [*_DTYPES, "fp8"]
 
 
 class FastH3LoadModel(io.ComfyNode):
@@ -75,7 +74,7 @@ class FastH3LoadVAE(io.ComfyNode):
                 io.Combo.Input("video_vae", options=names, tooltip="From models/vae: the H3 video VAE."),
                 io.Combo.Input("audio_vae", options=names, tooltip="From models/vae: the H3 audio VAE (always fp32)."),
                 io.Combo.Input(
-                    "dtype", options=_VAE_DTYPES, default="auto",
+                    "dtype", options=_DTYPES, default="auto",
                     tooltip="Of the video VAE's decoder. 'auto' is fp16 on a GPU and fp32 on the CPU. 'fp8' is faster "
                     "on NVIDIA GPUs from Ada and Hopper on, and not exact. int8 files stay int8 unless it is 'fp8'.",
                 ),

@@ -167,3 +167,10 @@ def test_the_package_offers_the_v3_entry_point_alone():
     assert not hasattr(comfyui_fasth3, "NODE_CLASS_MAPPINGS")  # it would hide comfy_entrypoint from ComfyUI
     extension = asyncio.run(comfyui_fasth3.comfy_entrypoint())
     assert asyncio.run(extension.get_node_list()) == NODES
+
+
+@pytest.mark.parametrize("cls", NODES)
+def test_a_choice_is_offered_once(cls, host):
+    for one in cls.define_schema().inputs:
+        options = getattr(one, "options", None) or []
+        assert len(set(map(str, options))) == len(options), one.id
