@@ -23,6 +23,8 @@ FORMS = {"plain": lambda weight: weight, "fp8": to_fp8, "int8": partial(quantise
 @pytest.fixture(autouse=True)
 def _fresh_graphs():
     torch._dynamo.reset()
+    # its table of functions may be from a test in which torch.empty was another
+    torch._dynamo.trace_rules.clear_lru_cache()
 
 
 @pytest.fixture(autouse=True)
