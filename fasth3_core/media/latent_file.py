@@ -58,7 +58,7 @@ def _report(text: str | None, name: str) -> RunReport | None:
         stored = _known(RunReport, json.loads(text))
         stored["steps"] = [StepReport(**_known(StepReport, step)) for step in stored.get("steps", [])]
         return RunReport(**stored)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name}: its report cannot be read: {error}.") from error
 
 

@@ -120,7 +120,12 @@ def mapped(block: HostBlock, folder: Path | None) -> HostBlock:
 
 
 def _map(nbytes: int, folder: Path | None) -> torch.UntypedStorage:
-    handle, path = tempfile.mkstemp(prefix="fasth3-", suffix=".weights", dir=folder)
+    try:
+        handle, path = tempfile.mkstemp(prefix="fasth3-", suffix=".weights", dir=folder)
+    except OSError as error:
+        raise ConfigError(
+            "policy", "mmap", "a folder for temporary files that can be written", f"{error}. Point TMPDIR to one."
+        ) from error
     try:
         try:
             if hasattr(os, "posix_fallocate"):

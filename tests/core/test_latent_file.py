@@ -38,6 +38,14 @@ def test_a_report_of_another_version(tmp_path):
     assert latent_file.load(tmp_path / "a")[2].schema == "fasth3-run-1"
 
 
+@pytest.mark.parametrize("report", ['{"steps": [1]}', "[1]", "[" * 100_000])
+def test_a_report_that_is_none(tmp_path, report):
+    save_file({"video": torch.zeros(1), "audio": torch.zeros(1)}, tmp_path / "a",
+              metadata={"format": latent_file.FORMAT, "report": report})  # fmt: skip
+    with pytest.raises(CheckpointError, match="its report cannot be read"):
+        latent_file.load(tmp_path / "a")
+
+
 def test_not_a_latent(tmp_path):
     path = tmp_path / "a"
     latent_file.save(path, torch.zeros(99), torch.zeros(9))

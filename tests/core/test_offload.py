@@ -220,6 +220,13 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(model, monkeypatch, t
     assert list(tmp_path.iterdir()) == [] and model.store.location is None
 
 
+def test_no_folder_for_mapped_weights(model, tmp_path):
+    model.store.place(Placement(streamed=EVERY, slots=2, mapped=True, folder=tmp_path / "gone"))
+    with pytest.raises(ConfigError, match="Point TMPDIR to one"):
+        model.store.materialise("cpu")
+    assert model.store.location is None
+
+
 def test_mapped_weights_are_in_the_file(model, tmp_path):
     model.store.place(Placement(streamed=EVERY, slots=2, mapped=True, folder=tmp_path))
     model.store.materialise("cpu")
