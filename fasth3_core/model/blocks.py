@@ -27,7 +27,7 @@ FF_ROWS = 40960
 Weights = Mapping[str, torch.Tensor]
 Rows = torch.Tensor | QuantisedRows
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""(q, k, v, gate), each [S, H, D], gate None without VSA -> [S, H, D]."""
+"""(q, k, v, gate), each [S, H, D], gate None without VSA -> [S, H, D], which may be q overwritten."""
 
 
 @dataclass(frozen=True)
@@ -55,32 +55,41 @@ def inverse_frequencies(count: int) -> torch.Tensor:
 
 
 def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: None = None) -> torch.Tensor:
-    """Softmax attention over all tokens, [S, H, D] -> [S, H, D], in the form of `Attend`."""
-    return dense_attention_eager(q, k, v)
+    """Softmax attention over all tokens, [S, H, D] -> [S, H, D] over q, in the form of `Attend`."""
+    return dense_attention_eager(q, k, v, out=q)
 
 
-def attention(
-    h: Rows, w: Weights, config: DiTConfig, ops: TokenOps, rope: Rope | None, attend: Attend, gated: bool
-) -> torch.Tensor:
-    """Self-attention of normed tokens [S, C] -> [S, C]."""
-    S = len(h)
-    q, k, v = linear(h, w["attn.qkv_proj.weight"], ops=ops).view(S, 3, config.num_heads, config.head_dim).unbind(1)
+def project_in(
+    h: Rows, w: Weights, config: DiTConfig, ops: TokenOps, rope: Rope | None, gated: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Normed tokens [S, C] -> what `Attend` takes; q, k and v are slices of one tensor."""
+    qkv = linear(h, w["attn.qkv_proj.weight"], ops=ops)
+    q, k, v = qkv.view(len(h), 3, config.num_heads, config.head_dim).unbind(1)
     if rope is None:
         q = F.rms_norm(q, (config.head_dim,), w["attn.q_norm.weight"], EPS)
         k = F.rms_norm(k, (config.head_dim,), w["attn.k_norm.weight"], EPS)
     else:
         ops.qk_norm_rope(q, k, w["attn.q_norm.weight"], w["attn.k_norm.weight"], rope.cos, rope.sin, EPS)
     gate = linear(h, w["attn.to_gate_compress.weight"], ops=ops).view_as(q) if gated else None
-    return linear(attend(q, k, v, gate).reshape(S, config.inner_dim), w["attn.out_proj.weight"], ops=ops)
+    return q, k, v, gate
+
+
+def project_out(attended: torch.Tensor, w: Weights, ops: TokenOps) -> torch.Tensor:
+    """What `Attend` gives [S, H, D] -> [S, C]."""
+    return linear(attended.flatten(1), w["attn.out_proj.weight"], ops=ops)
 
 
 def feed_forward(h: Rows, w: Weights, ops: TokenOps) -> Iterator[tuple[int, int, torch.Tensor]]:
     """SwiGLU feed-forward of normed tokens [S, C], FF_ROWS at a time: (start, stop, their result [stop - start, C])."""
-    form = operand_form(w["mlp.fc2.weight"])
     for start in range(0, len(h), FF_ROWS):
         stop = min(start + FF_ROWS, len(h))
-        gate, value = linear(h[start:stop], w["mlp.fc1.weight"], ops=ops).chunk(2, dim=-1)
-        yield start, stop, linear(ops.swiglu(value, gate, None, form), w["mlp.fc2.weight"], ops=ops)
+        yield start, stop, _feed_forward(h[start:stop], w, ops)
+
+
+def _feed_forward(h: Rows, w: Weights, ops: TokenOps) -> torch.Tensor:
+    gate, value = linear(h, w["mlp.fc1.weight"], ops=ops).chunk(2, dim=-1)
+    hidden = ops.swiglu(value, gate, None, operand_form(w["mlp.fc2.weight"]))
+    return linear(hidden, w["mlp.fc2.weight"], ops=ops)
 
 
 def main_block(
@@ -104,11 +113,16 @@ def main_block(
     """
     shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = table.unbind(1)
     projections = [w["attn.qkv_proj.weight"], *([w["attn.to_gate_compress.weight"]] if gated else [])]
-    h = ops.rms_modulate(x, w["norm1.weight"], scale_a, shift_a, segments, EPS, operand_form(*projections))
-    y = attention(h, w, config, ops, rope, attend, gated)
+    form = operand_form(*projections)
+    # no name for what one call hands to the next: the normed tokens are gone while the attention runs, and the gate is
+    # while its result is projected
+    y = project_out(attend(*project_in(
+        ops.rms_modulate(x, w["norm1.weight"], scale_a, shift_a, segments, EPS, form), w, config, ops, rope, gated
+    )), w, ops)  # fmt: skip
     check_interrupt()
     form = operand_form(w["mlp.fc1.weight"])
     h = ops.residual_rms_modulate(x, y, gate_a, w["norm2.weight"], scale_f, shift_f, segments, EPS, form)
+    del y
     for start, stop, y in feed_forward(h, w, ops):
         ops.gated_residual(x[start:stop], y, gate_f, segments.part(start, stop))
 
@@ -123,7 +137,7 @@ def refine_text(top: Weights, config: DiTConfig, ops: TokenOps, text_states: tor
         prefix = f"token_refiner.blocks.{i}."
         w = {name[len(prefix) :]: value for name, value in top.items() if name.startswith(prefix)}
         h = F.rms_norm(x, (config.hidden_size,), w["norm1.weight"], EPS)
-        x = x + attention(h, w, config, ops, None, dense_attention, gated=False)
+        x = x + project_out(dense_attention(*project_in(h, w, config, ops, None, gated=False)), w, ops)
         for start, stop, y in feed_forward(F.rms_norm(x, (config.hidden_size,), w["norm2.weight"], EPS), w, ops):
             x[start:stop] += y
     return F.rms_norm(x, (config.hidden_size,), top["token_refiner.final_norm.weight"], EPS)

@@ -84,7 +84,7 @@ def sample(
     plan = ops = None
     if settings.vsa is not None:
         ops = resolve_ops(settings.vsa.backend, replace(case, tile_size=settings.vsa.tile_size))
-        attend = attend or partial(sparse_attention, ops=ops)
+        attend = attend or partial(sparse_attention, ops=ops, in_place=True)
         prefix = layout.prefix_runs if settings.bank else layout.prefix
         plan = tile_plan(prefix, layout.grid, settings.vsa.tile_size, device)
     token_ops = resolve_token_ops("auto" if settings.vsa is None else settings.vsa.backend, case)

@@ -76,6 +76,7 @@ def attention(
     layer: int = 0,
     ops: VSAOps | None = None,
     byte_budget: int | None = None,
+    in_place: bool = False,
 ) -> torch.Tensor:
     """One block's attention.
 
@@ -85,6 +86,7 @@ def attention(
         config: resolved; says how many video tiles are kept at this step and layer, and how prefix tiles take part.
         ops: what `resolve_ops` decided for this run; None decides for this call alone.
         byte_budget: bound on gathered keys and values, for implementations that gather.
+        in_place: write the result over q and return q; otherwise nothing given is changed.
 
     Returns:
         [S, H, D] in q's dtype.
@@ -97,16 +99,15 @@ def attention(
     kept = config.kept_tiles(V, step, layer)
     dense = kept == V
     if dense and gate is None:
-        return ops.dense_attention(q, k, v)
+        return ops.dense_attention(q, k, v, out=q if in_place else None)
 
     q_mean = ops.tile_mean(q, plan.offsets, plan.tile_size)
     k_mean = ops.tile_mean(k, plan.offsets, plan.tile_size)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if dense:
-        out.copy_(ops.dense_attention(q, k, v))
-    elif prefix:
-        out[:prefix] = ops.dense_attention(q[:prefix], k, v)
     v_mean = None if gate is None else ops.tile_mean(v, plan.offsets, plan.tile_size)
+    out = q if in_place else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dense_rows = len(q) if dense else prefix
+    if dense_rows:
+        ops.dense_attention(q[:dense_rows], k, v, out=out[:dense_rows])
 
     for heads in _head_groups(q.shape[1], len(plan.sizes)):
         # prefix queries are dense: only the coarse branch reads their scores

@@ -35,7 +35,8 @@ def block_sparse_attention(
         offsets: [N + 1] int32 tile ranges over the S tokens; the last V tiles are the M video tokens.
         index: [H, V, K] int32 tile numbers, ascending, -1 after the count.
         count: [H, V] int32, how many of the K are valid. Zero gives rows of exact zeros.
-        out: [M, H, D] to write to, any strides, q's dtype; a new tensor if None.
+        out: [M, H, D] to write to, any strides, q's dtype; a new tensor if None. It may be q itself, which is then
+            lost: a query tile is read by nobody else before its rows are written. It overlaps nothing else.
         byte_budget: bytes of gathered keys and values at a time, for implementations that gather; None for their own
             choice by device.
 

@@ -5,9 +5,9 @@ import torch
 from ..precision import full_precision_matmul
 
 
-def dense_attention_reference(q_MHD, k_SHD, v_SHD):
+def dense_attention_reference(q_MHD, k_SHD, v_SHD, out=None):
     """softmax(q kᵀ / sqrt(D)) v in fp32, one head at a time; cast once."""
-    out_MHD = torch.empty_like(q_MHD)
+    out_MHD = torch.empty_like(q_MHD) if out is None else out
     with full_precision_matmul():
         for h in range(q_MHD.shape[1]):
             logits_MS = q_MHD[:, h].float() @ k_SHD[:, h].float().T / q_MHD.shape[-1] ** 0.5

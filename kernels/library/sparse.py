@@ -75,15 +75,21 @@ def coarse_branch(backend, out, scores, v_mean, gate, offsets):
     return out
 
 
+def _dense_attention(implementation, q, k, v, out):
+    implementation(q, k, v, out=out)
+
+
 _dense_attention_operator = operator(
     "dense_attention",
-    "(str backend, Tensor q, Tensor k, Tensor v) -> Tensor",
-    lambda q, k, v: q.new_empty(q.shape),
-    # torch's result is laid out as its kernel likes, which differs from one to the next
-    lambda implementation, q, k, v: implementation(q, k, v).contiguous(),
+    # always with `out`: torch's own result is laid out as its kernel likes, which differs from one to the next
+    "(str backend, Tensor q, Tensor k, Tensor v, Tensor(a!) out) -> ()",
+    lambda q, k, v, out: None,
+    _dense_attention,
 )
 
 
 @registry.traced("dense_attention")
-def dense_attention(backend, q, k, v):
-    return _dense_attention_operator(backend, q, k, v)
+def dense_attention(backend, q, k, v, out=None):
+    out = q.new_empty(q.shape) if out is None else out
+    _dense_attention_operator(backend, q, k, v, out)
+    return out

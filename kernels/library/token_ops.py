@@ -108,8 +108,9 @@ def qk_norm_rope(backend, q, k, q_weight, k_weight, cos, sin, eps):
 
 def _swiglu(implementation, value, gate, bias, form):
     data, scale = pair(implementation(value, gate, bias, form))
-    # an operator may return none of its arguments, and torch's own functions work in place on the gate
-    return (data.clone(memory_format=torch.contiguous_format) if data.data_ptr() == gate.data_ptr() else data), scale
+    # an operator may return none of its arguments, and implementations work in place on the value or the gate
+    in_place = data.data_ptr() in (value.data_ptr(), gate.data_ptr())
+    return (data.clone(memory_format=torch.contiguous_format) if in_place else data), scale
 
 
 _swiglu_operator = operator(

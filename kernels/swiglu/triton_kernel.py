@@ -1,4 +1,6 @@
-"""Triton swiglu. Plain: one program a token and block of channels. Quantised: one a token, for its scale."""
+"""Triton swiglu. Plain: one program a token and block of channels, in place on the value. Quantised: one program a token,
+for its scale.
+"""
 
 import torch
 import triton
@@ -19,7 +21,7 @@ ROW_WARPS = 8
 @triton.jit
 def _swiglu_kernel(
     value_ptr, gate_ptr, bias_ptr, out_ptr, row_scale_ptr,
-    stride_value, stride_gate,
+    stride_value, stride_gate, stride_out,
     F,
     BIAS: tl.constexpr, TOP: tl.constexpr, BLOCK_F: tl.constexpr,
 ):
@@ -32,20 +34,20 @@ def _swiglu_kernel(
         value += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
         gate += tl.load(bias_ptr + F + cols, mask=inside, other=0.0).to(tl.float32)
     out = gate * tl.sigmoid(gate) * value
-    store_row(out_ptr + token * F, row_scale_ptr, token, cols, inside, out, TOP)
+    store_row(out_ptr + token * stride_out, row_scale_ptr, token, cols, inside, out, TOP)
 
 
 def swiglu_triton(value, gate, bias=None, form=""):
     check_last_dim("swiglu", value=value, gate=gate)
     S, F = value.shape
     rows = empty_rows(S, F, form, value.device) if form else None
-    out = torch.empty(S, F, dtype=value.dtype, device=value.device) if rows is None else rows.data
+    out = value if rows is None else rows.data
     whole = triton.next_power_of_2(F)
     block = whole if form else min(BLOCK_F, whole)
     with torch.cuda.device_of(value):
         _swiglu_kernel[(S, triton.cdiv(F, block))](
             value, gate, value if bias is None else bias, out, value if rows is None else rows.scale,
-            value.stride(0), gate.stride(0),
+            value.stride(0), gate.stride(0), out.stride(0),
             F,
             BIAS=bias is not None, TOP=int(FORMS[form][1]) if form else 0, BLOCK_F=block,
             num_warps=ROW_WARPS if form else NUM_WARPS,

@@ -42,7 +42,9 @@ class Block:
         plan = tile_plan(layout.prefix, layout.grid, tile_size)
         config = VSAConfig(keep_rule="top_k", top_k=1, tile_size=tile_size, backend=backend)
         self.vsa_ops, self.ops = resolve_ops(backend, case), resolve_token_ops(backend, case)
-        self.attend = lambda q, k, v, gate: attention(q, k, v, gate, plan, config, ops=self.vsa_ops)
+        self.attend = lambda q, k, v, gate: attention(
+            q, k, v, gate, plan, config, ops=self.vsa_ops, in_place=True
+        )
         step, cpu = dit.step_rows(layout, 0.3, 0.1, 1.0), torch.device("cpu")
         text = torch.randn(layout.prefix[0], TEXT_DIM)
         self.prepared = dit.prepare(

@@ -1,5 +1,8 @@
 """Mirrors fasth3_core/model/ops.py: the choice, and a whole forward on it."""
 
+import weakref
+from dataclasses import replace
+
 import pytest
 import torch
 from comfyui_fasth3.fasth3_core.config import VSAConfig
@@ -12,6 +15,7 @@ from comfyui_fasth3.fasth3_core.sampling.loop import sample
 from comfyui_fasth3.fasth3_core.sampling.request import Request
 from comfyui_fasth3.kernels.device import INTERPRET, Case
 from comfyui_fasth3.kernels.registry import BackendUnavailable
+from comfyui_fasth3.kernels.segments import Segments
 
 from .tiny import TEXT_DIM, tiny_store
 
@@ -52,6 +56,46 @@ def test_a_forward_on_each_is_that_on_the_reference(backend, monkeypatch, reques
     for a, b in zip(out, truth, strict=True):
         error = ((a - b).norm() / b.norm()).item()
         assert error <= 2e-6  # a few dozen fp32 operations in another order
+
+
+def test_a_block_keeps_nothing_that_it_is_done_with(monkeypatch):
+    """The normed tokens are gone while the attention runs, the gate is when its result is projected."""
+    store = tiny_store(gates=True)
+    layout = build_layout(torch.ones(3, dtype=torch.long), 2, 4, 4, 5)
+    ops = resolve_token_ops("eager", CPU)
+    step = dit.step_rows(layout, 0.3, 0.1, 1.0)
+    made = {}
+
+    def kept(name, function):
+        def call(*args, **kwargs):
+            out = function(*args, **kwargs)
+            made.setdefault(name, weakref.ref(out))
+            return out
+
+        return call
+
+    def attend(q, k, v, gate):
+        assert made["normed"]() is None
+        made["gate"] = weakref.ref(gate)
+        return blocks.dense_attention(q, k, v)
+
+    def product(x, weight, *args, **kwargs):
+        if weight is out_weight:
+            assert made["gate"]() is None
+        return linear(x, weight, *args, **kwargs)
+
+    out_weight, linear = store.block(0)["attn.out_proj.weight"], blocks.linear
+    monkeypatch.setattr(blocks, "linear", product)
+    with torch.inference_mode():
+        prepared = dit.prepare(
+            store, layout, None, torch.randn(3, TEXT_DIM), [], [step], CPU.device, ops, lambda: None, use_gates=True
+        )
+        counted = replace(ops, rms_modulate=kept("normed", ops.rms_modulate))
+        blocks.main_block(
+            torch.randn(layout.num_tokens, store.config.hidden_size), store.block(0), store.config, counted,
+            prepared.tables[0][0], Segments.of(step.segments, "cpu"), prepared.rope, attend, True, lambda: None,
+        )
+    assert made["gate"]() is None
 
 
 @pytest.mark.skipif(INTERPRET or torch.cuda.is_available(), reason="here Triton can run")

@@ -123,6 +123,22 @@ def test_slices_of_one_projection_are_fine(backend):
     assert torch.equal(out, attention(*(x.contiguous() for x in qkvg.unbind(1)), plan, settings))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("geometry", [TINY64, TINY], ids=["TINY64", "TINY"])
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("sparsity", [0.0, 0.75], ids=["dense", "sparse"])
+def test_over_its_queries(geometry, gated, sparsity, backend, monkeypatch):
+    """Bit for bit the result that a tensor of its own holds; k, v and the gate stay."""
+    plan, settings = tile_plan(*geometry), config(sparsity, tile_size=geometry[2], backend=backend)
+    monkeypatch.setattr(module, "SCORE_BYTES", 2 * 4 * len(plan.sizes) ** 2)  # two heads at a time
+    qkvg = torch.randn(plan.num_tokens, 4, 3, 16)
+    expected = attention(*qkvg[:, :3].unbind(1), qkvg[:, 3] if gated else None, plan, settings)
+    kept = qkvg.clone()
+    q, k, v, gate = qkvg.unbind(1)
+    assert attention(q, k, v, gate if gated else None, plan, settings, in_place=True) is q
+    assert torch.equal(q, expected) and torch.equal(qkvg[:, 1:], kept[:, 1:])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_loses_at_most_twice_what_plain_torch_loses(dtype):
     """Tile means are fp32 in both, so the lists are equal and only the products round."""

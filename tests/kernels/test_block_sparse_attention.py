@@ -134,6 +134,16 @@ def test_writes_to_a_strided_output(backend):
     assert_close(out, token_mask_attention(q, k, v, offsets, index, count))
 
 
+@pytest.mark.parametrize("budget", [None, 1, 60_000], ids=["whole", "one-list", "some-lists"])
+def test_over_its_queries(backend, budget):
+    """Bit for bit what it gives elsewhere, between the keys and values of one projection."""
+    q, k, v, offsets, index, count = make()
+    expected = block_sparse_attention(q, k, v, offsets, index, count, byte_budget=budget, backend=backend)
+    kept = k.clone(), v.clone()
+    got = block_sparse_attention(q, k, v, offsets, index, count, out=q, byte_budget=budget, backend=backend)
+    assert got is q and torch.equal(q, expected) and torch.equal(k, kept[0]) and torch.equal(v, kept[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("path", ["eager", "varlen"])
 def test_low_precision_loses_at_most_twice_what_plain_torch_loses(dtype, path, request):

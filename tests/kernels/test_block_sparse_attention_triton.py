@@ -101,6 +101,12 @@ def test_zero_counts_are_exact_zeros_in_a_strided_output(launch, triton_device):
     assert relative_error(out, exact) <= relative_error(plain(*case), exact)
 
 
+def test_over_its_queries(launch, triton_device):
+    q, *rest = make(triton_device)
+    expected = run((q, *rest), launch)
+    assert run((q, *rest), launch, q) is q and torch.equal(q, expected)
+
+
 @pytest.mark.parametrize("layout", ["head-major", "odd-address", "expanded-lists"])
 def test_layouts_that_descriptors_cannot_take_give_the_same(layout, launch, triton_device):
     q, k, v, offsets, index, count = make(triton_device)
@@ -134,6 +140,7 @@ def test_larger_tiles_are_attended_in_parts(tile_size, triton_device):
     exact = attention(*wide, plan, replace(config, backend="reference"))
     assert relative_error(out, exact) <= 1e-3  # 2**-11 of each rounding: probabilities, result, branch, sum
     assert relative_error(out.float() * 1.01, exact) > 1e-3
+    assert torch.equal(attention(q, k, v, gate, plan, config, ops=ops, in_place=True), out)
 
 
 def test_named_reasons(triton_device):

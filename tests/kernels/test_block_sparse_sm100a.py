@@ -143,6 +143,12 @@ def test_nothing_outside_a_list_is_read(kernel):
         assert torch.equal(translate(q, k_bad, v_bad, offsets, index, count)[a:b], clean[a:b])
 
 
+def test_over_its_queries(kernel):
+    q, *rest = make(*ODD, heads=5)
+    expected = sm100a.block_sparse_attention_sm100a(q, *rest)
+    assert sm100a.block_sparse_attention_sm100a(q, *rest, out=q, byte_budget=1) is q and torch.equal(q, expected)
+
+
 def test_heads_in_turn_and_a_strided_output(kernel):
     case = make(*ODD, heads=3)
     together = translate(*case)

@@ -97,7 +97,7 @@ def row_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kern
         ),
         Kernel(
             "swiglu.triton_kernel", "_swiglu_kernel",
-            pointers("value", "gate", "bias") | ends | strides("value", "gate") | counts("F"),
+            pointers("value", "gate", "bias") | ends | strides("value", "gate", "out") | counts("F"),
             {"BIAS": True, "TOP": top, "BLOCK_F": 16384 if top else 4096}, num_warps=8 if top else 4,
             capabilities=capabilities,
         ),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comfyui_fasth3.kernels.dense_attention import dense_attention
+from comfyui_fasth3.kernels.dense_attention import dense_attention, eager
 
 from .vsa_cases import fused, relative_error
 
@@ -16,6 +16,17 @@ def test_matches_the_formula_on_strided_views(backend):
     out = dense_attention(q, k, v, backend=backend)
     assert out.shape == q.shape
     assert relative_error(out, expected) <= 1e-6 < relative_error(out * 1.01, expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager"])
+@pytest.mark.parametrize("most_bytes", [1 << 20, 2 * 77 * 40 * 4, 1], ids=["whole", "two-heads", "one-head"])
+def test_over_its_queries(backend, most_bytes, monkeypatch):
+    monkeypatch.setattr(eager, "_BYTES", most_bytes)
+    q, k, v = fused(77, 5, 40)
+    kept = k.clone(), v.clone()
+    expected = dense_attention(q, k, v, backend=backend)
+    got = dense_attention(q, k, v, out=q, backend=backend)
+    assert got is q and torch.equal(q, expected) and torch.equal(k, kept[0]) and torch.equal(v, kept[1])
 
 
 def test_reference_is_fp32_inside():

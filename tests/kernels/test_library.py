@@ -105,6 +105,23 @@ def test_a_graph_computes_what_the_op_does(case, backend):
         assert all(map(same, tensors(*compiled), tensors(*plain)))
 
 
+@pytest.mark.parametrize("op", ["block_sparse_attention", "dense_attention"])
+@BACKENDS
+def test_a_graph_writes_over_its_queries(op, backend):
+    run = registry.resolve(op, backend, Case(device=torch.device("cpu"), dtype=torch.float32))
+    q, k, v, *lists = attention_inputs()
+    first, lists = (8, lists) if op == "block_sparse_attention" else (0, [])
+    qkv = torch.stack([q, k, v], dim=1)
+    expected = qkv.clone()
+
+    def within(qkv, *lists):
+        run(qkv[first:, 0], qkv[:, 1], qkv[:, 2], *lists, out=qkv[first:, 0])
+
+    within(expected, *lists)
+    torch.compile(within, backend="aot_eager", fullgraph=True)(qkv, *lists)
+    assert run.calls == 1 and torch.equal(qkv, expected) and not torch.equal(qkv[:, 0], q)
+
+
 @CASES
 @BACKENDS
 def test_schema_and_fake_agree_with_a_call(case, backend, monkeypatch):
