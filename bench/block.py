@@ -1,16 +1,19 @@
 """One main block at full size with its sparse attention, in every form of its projections; then the projections alone.
 
     python3 bench/block.py --out DIR
+    python3 bench/block.py --out DIR --forward
 
 768 x 1344, 124 frames, 256 text tokens, preview-4, random weights, one GPU. Forms: bf16; fp8, both sides of each
 product in 8 bits; int8, ConvRot rows of 8 bits and activations in bf16. Prints nothing but the fault, and exits 1, when
-a form is further from bf16 than its rounding explains.
+a form is further from bf16 than its rounding explains. `--forward`: instead, how far a whole forward of all 50 blocks
+is from bf16 in each form; holds 65 GiB.
 """
 
 import argparse
 import json
 import statistics
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -36,26 +39,25 @@ def to_int8(weight: torch.Tensor):
     return package("fasth3_core.checkpoint.quant").QuantizedWeight(data, scale, "int8_tensorwise", GROUP)
 
 
-def as_is(weight: torch.Tensor) -> torch.Tensor:
-    return weight
+FORMS = {
+    "bf16": lambda weight: weight,
+    "fp8": lambda weight: package("fasth3_core.weights.fp8").to_fp8(weight),
+    "int8": to_int8,
+}
 
 
-def forms_of(weights: dict) -> dict[str, dict]:
-    """The weights of a block in each form."""
-    fp8 = package("fasth3_core.weights.fp8")
-    make = {"bf16": as_is, "fp8": fp8.to_fp8, "int8": to_int8}
-    return {
-        form: {n: convert(w) if fp8.is_projection(f"blocks.0.{n}") else w for n, w in weights.items()}
-        for form, convert in make.items()
-    }
+def in_form(form: str, weights: dict) -> dict:
+    """The weights of a block, its projections in a form."""
+    is_projection = package("fasth3_core.weights.fp8").is_projection
+    return {n: FORMS[form](w) if is_projection(f"blocks.0.{n}") else w for n, w in weights.items()}
 
 
 class Block:
-    """One block of a request, ready to run on a residual stream."""
+    """The blocks of a request; the first of them is ready to run on a residual stream."""
 
-    def __init__(self, attention: str, frames: int = 124) -> None:
+    def __init__(self, attention: str, frames: int = 124, layers: int = 1) -> None:
         weights = package("fasth3_core.selftest.random_weights")
-        tensors = weights.random_transformer(**weights.FULL_SIZE | {"num_layers": 1}, dtype=DTYPE, device=DEVICE)
+        tensors = weights.random_transformer(**weights.FULL_SIZE | {"num_layers": layers}, dtype=DTYPE, device=DEVICE)
         store = package("fasth3_core.weights.tensors").TensorStore(tensors)
         geometry, dit = package("fasth3_core.packing.geometry"), package("fasth3_core.model.dit")
         size = geometry.latent_frames(frames), 768 // 16, 1344 // 16, geometry.audio_latents(frames)
@@ -67,7 +69,9 @@ class Block:
         vsa = package("fasth3_core.vsa.attention")
         plan = package("fasth3_core.vsa.tiles").tile_plan(layout.prefix, layout.grid, config.tile_size, DEVICE)
         self.vsa_ops = vsa.resolve_ops(attention, case)
-        self.attend = lambda q, k, v, gate: vsa.attention(q, k, v, gate, plan, config, ops=self.vsa_ops)
+        self.attend = lambda q, k, v, gate: vsa.attention(
+            q, k, v, gate, plan, config, ops=self.vsa_ops, in_place=True
+        )
         self.ops = package("fasth3_core.model.ops").resolve_token_ops("auto", case)
         step = dit.step_rows(layout, 0.3, 0.1, 1.0)
         text = torch.randn(layout.prefix[0], store.config.text_dim)
@@ -75,7 +79,7 @@ class Block:
             store, layout, plan.order, text, [], [step], DEVICE, self.ops, lambda: None, use_gates=True
         )
         self.segments = package("kernels.segments").Segments.of(step.segments, DEVICE)
-        self.config, self.weights = store.config, dict(store.block(0))
+        self.store, self.config, self.weights = store, store.config, dict(store.block(0))
         self.stream = torch.randn(layout.num_tokens, store.config.hidden_size, device=DEVICE, dtype=DTYPE)
 
     def run(self, x: torch.Tensor, weights: dict) -> None:
@@ -88,6 +92,45 @@ class Block:
         x = self.stream.clone()
         self.run(x, weights)
         return x.float() - self.stream.float()
+
+
+class Formed:
+    """A store that puts each block into a form when it is its turn."""
+
+    def __init__(self, store, form: str) -> None:
+        self._store, self._form = store, form
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def use(self, index: int):
+        return nullcontext(in_form(self._form, self._store.block(index)))
+
+
+def forward(blocks: Block, form: str) -> dict[str, torch.Tensor]:
+    """Velocities of one forward of all blocks."""
+    layout = blocks.prepared.layout
+    random = torch.Generator(DEVICE).manual_seed(1)
+    video = torch.randn(layout.num_tokens - layout.video.start, 96, device=DEVICE, generator=random)
+    audio = torch.randn(layout.audio.stop - layout.audio.start, 32, device=DEVICE, generator=random)
+    store, velocity = Formed(blocks.store, form), package("fasth3_core.model.dit").velocity
+    found = velocity(store, blocks.prepared, 0, video, audio, lambda step, i: blocks.attend, lambda: None)
+    return dict(zip(("video", "audio"), found, strict=True))
+
+
+def compare_forwards(attention: str, env: dict) -> list[dict]:
+    """A row per form and stream: relative difference of the velocities from those in bf16."""
+    blocks, rows = Block(attention, layers=50), []
+    plain = forward(blocks, "bf16")
+    for form in LIMITS:
+        for stream, found in forward(blocks, form).items():
+            apart = ((found - plain[stream]).norm() / plain[stream].norm()).item()
+            if not apart < 1:
+                sys.exit(f"a forward in {form}: {stream} is {apart:.1e} from bf16")
+            rows.append(env | {"what": f"forward of {len(blocks.prepared.gated)} blocks, {stream}", "form": form,
+                               "from_bf16": apart})  # fmt: skip
+            print(f"forward, {stream:<26} {form:<5} differs from bf16 by {apart:.2e}", flush=True)
+    return rows
 
 
 def milliseconds(functions: dict) -> dict[tuple, list[float]]:
@@ -121,11 +164,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--attention", default="auto", help="VSA backend (%(default)s)")
+    parser.add_argument("--forward", action="store_true")
     parser.add_argument("--commit", help="recorded where git is not at hand; default: HEAD")
     args = parser.parse_args()
     env = environment() | ({"commit": args.commit} if args.commit else {})
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.forward:
+        rows = compare_forwards(args.attention, env)
+        (args.out / "block_forward.json").write_text(json.dumps(rows, indent=1))
+        return
     block = Block(args.attention)
-    forms = forms_of(block.weights)
+    forms = {form: in_form(form, block.weights) for form in FORMS}
     plain, apart = block.added(forms["bf16"]), {"bf16": 0.0}
     for form, limit in LIMITS.items():
         apart[form] = ((block.added(forms[form]) - plain).norm() / plain.norm()).item()
@@ -144,7 +193,6 @@ def main() -> None:
             print(f"{what:<34} {form:<5} {row['p50_ms']:8.3f} ms ({cuts[0]:.3f} to {cuts[3]:.3f})  {error}", flush=True)
     for row in rows:
         row["attention"] = block.vsa_ops.block_sparse_attention.name
-    args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "block.json").write_text(json.dumps(rows, indent=1))
 
 

@@ -158,7 +158,7 @@ def time_block(attention: str) -> list[dict]:
     text = torch.randn(layout.prefix[0], store.config.text_dim)
 
     def sparse(q, k, v, gate):
-        return vsa.attention(q, k, v, gate, plan, config, ops=vsa_ops)
+        return vsa.attention(q, k, v, gate, plan, config, ops=vsa_ops, in_place=True)
 
     def passes(q, k, v, gate):
         return v

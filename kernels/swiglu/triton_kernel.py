@@ -1,5 +1,5 @@
-"""Triton swiglu. Plain: one program a token and block of channels, in place on the value. Quantised: one program a token,
-for its scale.
+"""Triton swiglu. Plain: one program a token and block of channels, in place on the value. Quantised: one program a
+token, for its scale.
 """
 
 import torch
