@@ -7,7 +7,8 @@ import torch
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .hopper_gluon import ATOM, GRANULE, HEAD_DIM, PER_STEP, TILE, attention_kernel
+from .hopper_copy import ATOM, GRANULE, HEAD_DIM, PER_STEP, TILE
+from .hopper_gluon import attention_kernel
 from .steps import pack_lists
 
 STAGES = 3
@@ -17,11 +18,6 @@ MAX_REGISTERS = 128
 """Per thread at launch, so that two programs of 8 warps fit; the copying warps then hand theirs to the others."""
 
 COPY_REGISTERS = 24
-
-CHUNK = 1
-"""Query tiles a program. With more, several heads are attended at once, whose keys do not fit into the cache together:
-1, 2, 4, 8 read 501, 468, 440, 440 TFLOP/s cool and 431, 431, 417, 386 hot.
-"""
 
 _TABLE_BYTES = 256 << 20
 """Of packed lists at a time; heads beyond it wait their turn."""
@@ -67,12 +63,12 @@ def self_check(device: torch.device, dtype: torch.dtype) -> None:
 def _attend(q_MHD, k_SHD, v_SHD, offsets_N1, index_HVK, count_HV, out_MHD):
     H, V, K = index_HVK.shape
     lists = pack_lists(offsets_N1, index_HVK, count_HV, k_SHD.shape[0])
-    attention_kernel[(-(-H * V // CHUNK),)](
+    attention_kernel[(H * V,)](
         _boxes(q_MHD, TILE.value, HEAD_DIM.value), *_tile_and_pieces(k_SHD), *_tile_and_pieces(v_SHD),
         q_MHD.stride(1), k_SHD.stride(1), v_SHD.stride(1),
         out_MHD, *out_MHD.stride(),
         offsets_N1, lists.granules, lists.full, lists.steps,
-        H * V, CHUNK, V, K, offsets_N1.numel() - 1 - V, HEAD_DIM.value**-0.5 * _LOG2_E,
+        V, K, offsets_N1.numel() - 1 - V, HEAD_DIM.value**-0.5 * _LOG2_E,
         STAGES=STAGES, COPY_REGISTERS=COPY_REGISTERS, num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
 

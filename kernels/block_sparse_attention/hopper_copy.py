@@ -1,0 +1,111 @@
+"""The copying warp of the Hopper path: brings a list's queries, then its keys and values through a ring of stages.
+
+Stage j carries K of step j and V of step j - 1, because the two products that run together are those. A list of T steps
+(steps.py) takes T + 1 stages.
+
+Keys of a full tile are one 64-row copy; pieces of ragged tiles are 8- to 32-row copies into the eighths of a stage. A
+short granule brings rows of its neighbour along, which may be NaN and are not of the list: who multiplies replaces
+their logits and clears their values. An empty granule lies behind the last token, where the copy engine writes zeros.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from . import steps
+
+TILE = gl.constexpr(steps.STEP.value)
+HEAD_DIM = gl.constexpr(128)
+ATOM = gl.constexpr(64)
+"""Columns of a swizzle atom: 128 bytes of a 16-bit type. The second half of all 64 rows follows the first in memory."""
+
+GRANULE = gl.constexpr(steps.GRANULE.value)
+PER_STEP = gl.constexpr(steps.STEP.value // steps.GRANULE.value)
+ROW_SHIFT = gl.constexpr(steps.ROW_SHIFT.value)
+KIND_MASK = gl.constexpr(steps.KIND_MASK.value)
+PAIR = gl.constexpr(steps.PAIR.value)
+FOUR = gl.constexpr(steps.FOUR.value)
+
+RENAMED = gl.constexpr(hasattr(tma, "async_load"))
+"""Gluon after Triton 3.6 has other names for two functions that are used here."""
+
+async_load = tma.async_load if RENAMED.value else tma.async_copy_global_to_shared
+
+
+@gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """The following stage of a ring and the phase in which it is used."""
+    last = stage == STAGES - 1
+    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
+
+
+@gluon.jit
+def _copy_piece(boxes, row, column, dst, granule, barrier):
+    """Start the copy of adjacent rows into a stage [64, 128], from one of its granules on."""
+    ROWS: gl.constexpr = boxes.block_type.shape[0]
+    if RENAMED:
+        parts = dst.reinterpret(dst.dtype, [2 * TILE // ROWS, ROWS, ATOM], boxes.layout)
+    else:
+        parts = dst._reinterpret(dst.dtype, [2 * TILE // ROWS, ROWS, ATOM], boxes.layout)
+    part = granule * GRANULE // ROWS
+    async_load(boxes, [row, column], barrier, parts.index(part))
+    async_load(boxes, [row, column + ATOM], barrier, parts.index(TILE // ROWS + part))
+
+
+@gluon.jit
+def _copy_step(step, ragged, full_row, boxes, column, dst, barrier, codes_ptr):
+    """Start the copies of one step's 64 keys or values into dst [64, 128]."""
+    tiles, fours, pairs, ones = boxes
+    if step >= ragged:
+        async_load(tiles, [full_row, column], barrier, dst)
+    else:
+        codes_ptr += step * PER_STEP
+        for half in gl.static_range(0, PER_STEP, 4):
+            code = gl.load(codes_ptr + half)
+            if code & KIND_MASK == FOUR:
+                _copy_piece(fours, code >> ROW_SHIFT, column, dst, half, barrier)
+            else:
+                for g in gl.static_range(half, half + 4, 2):
+                    code = gl.load(codes_ptr + g)
+                    second = gl.load(codes_ptr + g + 1)
+                    if code & KIND_MASK == PAIR:
+                        _copy_piece(pairs, code >> ROW_SHIFT, column, dst, g, barrier)
+                    else:
+                        _copy_piece(ones, code >> ROW_SHIFT, column, dst, g, barrier)
+                        _copy_piece(ones, second >> ROW_SHIFT, column, dst, g + 1, barrier)
+
+
+@gluon.jit
+def copy_list(
+    q_tiles, k_tiles, k_fours, k_pairs, k_ones, v_tiles, v_fours, v_pairs, v_ones, q_head, k_head, v_head,
+    q_smem, q_full, k_smem, v_smem, full, empty, codes_ptr, rows_ptr, steps_ptr, head, q_row,
+):  # fmt: skip
+    """Bring one list, whose query tile begins at q_row, to who waits for `full`, and refill what is `empty`."""
+    STAGES: gl.constexpr = k_smem.type.shape[0]
+    BYTES: gl.constexpr = k_tiles.block_type.nbytes
+    k_boxes = (k_tiles, k_fours, k_pairs, k_ones)
+    v_boxes = (v_tiles, v_fours, v_pairs, v_ones)
+    k_column = head * k_head
+    v_column = head * v_head
+    ragged = gl.load(steps_ptr + 1)
+    steps = gl.load(steps_ptr + 2)
+    mbarrier.expect(q_full, BYTES)
+    async_load(q_tiles, [q_row, head * q_head], q_full, q_smem)
+
+    row = gl.load(rows_ptr, mask=ragged == 0, other=0)
+    mbarrier.expect(full.index(0), BYTES)
+    _copy_step(0, ragged, row, k_boxes, k_column, k_smem.index(0), full.index(0), codes_ptr)
+    stage = 0
+    phase = 1  # a fresh barrier lets the opposite phase pass: every stage begins empty
+    for step in range(1, steps):
+        last_row = row
+        row = gl.load(rows_ptr + step - ragged, mask=step >= ragged, other=0)  # arrives during the wait
+        stage, phase = next_stage(stage, phase, STAGES)
+        mbarrier.wait(empty.index(stage), phase)
+        mbarrier.expect(full.index(stage), 2 * BYTES)
+        _copy_step(step, ragged, row, k_boxes, k_column, k_smem.index(stage), full.index(stage), codes_ptr)
+        _copy_step(step - 1, ragged, last_row, v_boxes, v_column, v_smem.index(stage), full.index(stage), codes_ptr)
+    stage, phase = next_stage(stage, phase, STAGES)
+    mbarrier.wait(empty.index(stage), phase)
+    mbarrier.expect(full.index(stage), BYTES)
+    _copy_step(steps - 1, ragged, row, v_boxes, v_column, v_smem.index(stage), full.index(stage), codes_ptr)
