@@ -10,6 +10,7 @@ from .latents import FastH3LoadLatent, FastH3SaveLatent
 from .loading import FastH3LoadModel, FastH3LoadVAE
 from .offload import FastH3Offload
 from .planning import FastH3Plan
+from .references import FastH3References
 from .sampling import FastH3Sampler
 from .saving import FastH3SavePreview
 from .vsa import FastH3VSAConfig
@@ -31,6 +32,7 @@ NODES: list[type[io.ComfyNode]] = [
     FastH3SaveLatent,
     FastH3LoadLatent,
     FastH3Keyframes,
+    FastH3References,
 ]
 
 

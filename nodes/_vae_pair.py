@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,13 +46,17 @@ class VaePair:
         video = plan_draft_decoder(component) if draft else plan_video_vae(component)
         self.note = DRAFT if draft else ""
         """What a user has to know about the pictures; "" for a decoder of the released plan."""
-        audio = plan_audio_vae(open_component(audio_path, AUDIO_VAE_FOLDERS))
+        sound = plan_audio_vae(open_component(audio_path, AUDIO_VAE_FOLDERS))
         self._video = [entry for name, entry in video.entries.items() if not name.startswith(_ENCODER)]
-        self._audio_values = sum(math.prod(shape) for shape in audio.shapes.values())
+        self._audio_values = sum(math.prod(shape) for shape in sound.shapes.values())
         self._loaded: tuple[VideoVAE | DraftVAE, AudioVAE] | None = None
-        encoder = [math.prod(shape) for name, shape in video.shapes.items() if name.startswith(_ENCODER)]
-        self.encoder = VaeEncoder(video_path, 4 * sum(encoder)) if encoder else None
+        values = sum(math.prod(shape) for name, shape in video.shapes.items() if name.startswith(_ENCODER))
+        load = partial(load_video_vae, video_path, "fp32", only="encoder")
+        self.encoder = VaeEncoder(load, values) if values else None
         """What encodes pictures, brought to a device for itself; None in a file without."""
+        hears = any(name.startswith(_ENCODER) for name in sound.shapes)
+        self.sound_encoder = VaeEncoder(partial(load_audio_vae, audio_path), self._audio_values) if hears else None
+        """The same for sound. It comes with its decoder: 0.6 GB in all."""
 
     @property
     def video_path(self) -> Path:
@@ -113,14 +118,14 @@ class VaePair:
 
 
 class VaeEncoder:
-    """The encoder of a video VAE, in fp32. Implements `_host.Resident`; `video` exists while it is on a device."""
+    """What encodes, of one of the two VAEs, in fp32. Implements `_host.Resident`; `vae` exists while it is loaded."""
 
-    def __init__(self, path: Path, nbytes: int):
-        self._path, self._nbytes = path, nbytes
-        self._loaded: VideoVAE | None = None
+    def __init__(self, load: Callable[[torch.device], VideoVAE | AudioVAE], values: int):
+        self._load, self._nbytes = load, 4 * values
+        self._loaded: VideoVAE | AudioVAE | None = None
 
     @property
-    def video(self) -> VideoVAE:
+    def vae(self) -> VideoVAE | AudioVAE:
         return self._loaded
 
     @property
@@ -131,7 +136,7 @@ class VaeEncoder:
         return self._nbytes
 
     def working_bytes(self) -> int:
-        """Bytes that encoding one tile of one picture takes beside the weights."""
+        """Bytes that encoding one tile of one picture, or 15 s of sound, takes beside the weights."""
         return _ENCODE_BYTES
 
     def materialise(
@@ -143,7 +148,7 @@ class VaeEncoder:
         if self.location == device:
             return
         self.release()
-        self._loaded = load_video_vae(self._path, "fp32", device, only="encoder")
+        self._loaded = self._load(device)
         if progress is not None:
             progress(self._nbytes, self._nbytes)
 

@@ -44,6 +44,14 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(image.convert("RGB"))).float() / 255
 
 
+def opaque(pixels_HWC: torch.Tensor, background: float | None) -> torch.Tensor:
+    """[H, W, 3 or 4] in [0, 1] -> [H, W, 3]. Behind what is transparent: a grey, or where None its hidden colours."""
+    if pixels_HWC.shape[-1] == 3 or background is None:
+        return pixels_HWC[..., :3]
+    opacity = pixels_HWC[..., 3:].clamp(0, 1)
+    return pixels_HWC[..., :3] * opacity + background * (1 - opacity)
+
+
 def to_image(pixels_HWC: torch.Tensor) -> Image.Image:
     """[H, W, 3] in [0, 1] -> RGB picture, rounded to nearest."""
     return Image.fromarray(pixels_HWC.detach().float().clamp(0, 1).mul(255).round().to(torch.uint8).cpu().numpy())

@@ -60,6 +60,13 @@ class Reference:
             raise ContractError(f"a reference of kind {self.kind!r} {'lacks' if self.audio_latent is None else 'has'} "
                                 "a sound latent.")
 
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the packed sequence that it takes."""
+        t, h, w = (0, 0, 0) if self.latent is None else self.latent.shape[2:]
+        num_audio = 0 if self.audio_latent is None else self.audio_latent.shape[-1]
+        return t * (h // PATCH) * (w // PATCH) + 2 * num_audio
+
 
 @dataclass(frozen=True)
 class Segment:

@@ -283,12 +283,17 @@ class VideoVAE:
         return self.condition_latent(pixels, seed)
 
     def condition_latent(
-        self, pixels: torch.Tensor, seed: int = 42, *, check_interrupt: Callable[[], None] = nothing
+        self,
+        pixels: torch.Tensor,
+        seed: int = 42,
+        *,
+        on_chunk: Progress | None = None,
+        check_interrupt: Callable[[], None] = nothing,
     ) -> torch.Tensor:
         """Normalised latent of frames [1, 3, F, H, W], sampled as FastVideo does for conditions: posterior noise from a
         fresh CPU generator, rounded through fp16, then normalised."""
         generator = torch.Generator("cpu").manual_seed(seed)
-        moments = self.encode_moments(pixels, check_interrupt=check_interrupt)
+        moments = self.encode_moments(pixels, on_chunk=on_chunk, check_interrupt=check_interrupt)
         return self.normalise(latents.sample_posterior(*moments, generator).half().float())
 
     def encode_moments(

@@ -8,6 +8,7 @@ import pytest
 from comfyui_fasth3.cli.demo_bundle import write_bundle
 from comfyui_fasth3.nodes import NODES, _host
 from comfyui_fasth3.nodes._host_standalone import StandaloneHost
+from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture(scope="session")
@@ -66,3 +67,28 @@ def positive(run, bundle):
 def latent(run):
     """5 frames of 64x64."""
     return run("FastH3EmptyLatent", width=64, height=64, seconds=0.2).args[0]
+
+
+@pytest.fixture(scope="session")
+def vae_weights(golden_dir) -> SimpleNamespace:
+    """Small VAEs with encoders, which the demo's have not: `video` and `audio`."""
+    def read(name):
+        recorded = load_file(golden_dir / f"{name}_vae.safetensors")
+        return {n.removeprefix("weights."): t.float() for n, t in recorded.items() if n.startswith("weights.")}
+
+    return SimpleNamespace(video=read("video"), audio=read("audio"))
+
+
+@pytest.fixture
+def whole_vae(run, bundle, vae_weights):
+    folder = bundle.root / "models" / "vae"
+    save_file(vae_weights.video, folder / "whole.safetensors")
+    save_file(vae_weights.audio, folder / "whole_audio.safetensors")
+    files = {"video_vae": "whole.safetensors", "audio_vae": "whole_audio.safetensors"}
+    return run("FastH3LoadVAE", **files, dtype="auto").args[0]
+
+
+@pytest.fixture
+def canvas(run):
+    """22 frames of 96 x 64."""
+    return run("FastH3EmptyLatent", width=96, height=64, seconds=0.9).args[0]

@@ -5,66 +5,45 @@ import torch
 from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, ContractError
 from comfyui_fasth3.fasth3_core.vae import VideoVAE
 from comfyui_fasth3.nodes import _conditioning
-from safetensors.torch import load_file, save_file
 
 HEIGHT, WIDTH = 64, 96
-
-
-@pytest.fixture(scope="module")
-def weights(golden_dir):
-    recorded = load_file(golden_dir / "video_vae.safetensors")
-    return {n.removeprefix("weights."): t.float() for n, t in recorded.items() if n.startswith("weights.")}
-
-
-@pytest.fixture
-def whole_vae(run, bundle, weights):
-    """A video VAE with an encoder, which the demo's has not."""
-    save_file(weights, bundle.root / "models" / "vae" / "whole.safetensors")
-    return run("FastH3LoadVAE", video_vae="whole.safetensors", audio_vae=bundle.names.audio_vae, dtype="auto").args[0]
-
-
-@pytest.fixture
-def canvas(run):
-    """22 frames of 96 x 64."""
-    return run("FastH3EmptyLatent", width=WIDTH, height=HEIGHT, seconds=0.9).args[0]
-
 
 def picture(height=HEIGHT, width=WIDTH, channels=3):
     return torch.rand(1, height, width, channels).mul(255).round() / 255
 
 
-def test_both_ends(run, whole_vae, canvas, positive, weights):
+def test_both_ends(run, whole_vae, canvas, positive, vae_weights):
     first, last = picture(), picture()
     inputs = {"positive": positive, "vae": whole_vae, "latent": canvas}
     made = run("FastH3Keyframes", **inputs, first_frame=first, last_frame=last).args[0]
     prompt = _conditioning.read(made)
     assert [k.frame for k in prompt.keyframes] == [0, 21]
-    vae = VideoVAE.from_tensors(weights)
+    vae = VideoVAE.from_tensors(vae_weights.video)
     for image, keyframe in zip((first, last), prompt.keyframes, strict=True):
         expected = vae.keyframe_latent(image.permute(3, 0, 1, 2)[None])
         torch.testing.assert_close(keyframe.latent, expected, rtol=0, atol=1e-5)
     assert torch.equal(prompt.text_states, positive[0][0])
     assert _conditioning.KEYFRAMES not in positive[0][1]
-    assert whole_vae.location is None and whole_vae.encoder.video.decoder is None
+    assert whole_vae.location is None and whole_vae.encoder.vae.decoder is None
 
 
-def test_the_mean_is_what_comfyui_takes(run, whole_vae, canvas, positive, weights):
+def test_the_mean_is_what_comfyui_takes(run, whole_vae, canvas, positive, vae_weights):
     last = picture()
     made = run("FastH3Keyframes", positive=positive, vae=whole_vae, latent=canvas, last_frame=last, posterior="mean")
     (keyframe,) = _conditioning.read(made.args[0]).keyframes
-    vae = VideoVAE.from_tensors(weights)
+    vae = VideoVAE.from_tensors(vae_weights.video)
     expected = vae.normalise(vae.encode(last.permute(3, 0, 1, 2)[None]))
     assert keyframe.frame == 21
     torch.testing.assert_close(keyframe.latent, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("fit", "columns"), [("cover", slice(64, 160)), ("stretch", slice(None))])
-def test_fit(run, whole_vae, canvas, positive, fit, columns, weights):
+def test_fit(run, whole_vae, canvas, positive, fit, columns, vae_weights):
     """A picture that is wider than the canvas: its middle, or all of it."""
     wide = picture(HEIGHT, WIDTH + 128)
     made = run("FastH3Keyframes", positive=positive, vae=whole_vae, latent=canvas, first_frame=wide, fit=fit)
     (keyframe,) = _conditioning.read(made.args[0]).keyframes
-    vae = VideoVAE.from_tensors(weights)
+    vae = VideoVAE.from_tensors(vae_weights.video)
     middle = vae.keyframe_latent(wide[:, :, 64:160].permute(3, 0, 1, 2)[None])
     assert (fit == "cover") == torch.allclose(keyframe.latent, middle, rtol=0, atol=1e-5)
     assert keyframe.latent.shape == (1, 24, 1, HEIGHT // 16, WIDTH // 16)
