@@ -98,6 +98,7 @@ def wanted_of(model, size, forwards: int):
     return package("fasth3_core.planning").Wanted(
         width=width, height=height, frames=frames, text_tokens=TEXT_TOKENS, forwards=forwards, config=model.config,
         vsa=vsa, sizes=store.sizes(DEVICE), element_size=2, dequantised=store.widened_bytes(),
+        fp8=store.fp8,
     )
 
 

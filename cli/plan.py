@@ -31,11 +31,12 @@ def main(args: argparse.Namespace) -> int:
     from ..fasth3_core.errors import ConfigError
     from ..fasth3_core.model.handle import H3Model
     from ..fasth3_core.packing.geometry import snap_frames
-    from ..fasth3_core.planning import Wanted, alternatives, plan
+    from ..fasth3_core.planning import Wanted, plan
+    from ..fasth3_core.planning_fit import fit
     from ..fasth3_core.planning_sizes import released, released_sizes
     from ..fasth3_core.sampling.settings import resolve
     from ..fasth3_core.weights.host_memory import available_bytes
-    from ..fasth3_core.weights.placement import GIB, Offload, Room, choose
+    from ..fasth3_core.weights.placement import GIB, Offload, Room
     from ..fasth3_core.weights.policy import DTYPES
 
     frames = args.frames if args.frames is not None else snap_frames(args.seconds)
@@ -59,12 +60,11 @@ def main(args: argparse.Namespace) -> int:
         width=args.width, height=args.height, frames=frames, text_tokens=args.text_tokens,
         forwards=settings.video.num_forwards, config=config, vsa=settings.vsa, sizes=sizes,
         element_size=dtype.itemsize, dequantised=0 if model.store is None else model.store.widened_bytes(),
+        fp8=args.dtype == "fp8",
     )
-    working = plan(wanted).run.working
     offload = Offload(policy=args.offload, device_gib=args.device_gib)
     room = Room(device=int(offload.device_gib * GIB) or None, host=available_bytes())
-    placement = choose(offload, sizes, room, working, what_fits=lambda budget: alternatives(wanted, budget))
-    result = plan(wanted, placement)
+    result = plan(*fit(wanted, offload, room))
     about = f"{model.source}, contract {model.contract.name}, {str(dtype).removeprefix('torch.')}"
     about += " with fp8 projections" * (args.dtype == "fp8")
     text = f"{about}\n{result.to_text()}"

@@ -1,20 +1,18 @@
 """What a request will need, computed from headers and sizes before anything is loaded."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .config import PATCH, DiTConfig, VSAConfig
 from .errors import GeometryError
+from .model.blocks import PASS_ROWS
 from .packing.geometry import (
-    CLIP_FRAMES,
     FPS,
     LATENT_PIXELS,
-    MIN_FRAMES,
     audio_latents,
     check_size,
     latent_frames,
-    snap_side,
 )
 from .planning_memory import RunBytes, Tiles, run_bytes
 from .planning_sizes import num_block_parameters
@@ -55,6 +53,10 @@ class Wanted:
     """Whether the sparse op runs with torch alone."""
     dequantised: int = 0
     """Bytes that a value of a quantised weight takes while it is widened to be multiplied with; 0 without any."""
+    fp8: bool = False
+    """Whether the products of the blocks take both sides in fp8."""
+    pass_rows: int = PASS_ROWS
+    """Tokens that go through the products of a block together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,8 @@ class Plan:
     tile_fill: float
     """Video tokens over the slots of their tiles: 1.0 when the grid divides by the tile."""
     sparse_steps: int
+    pass_rows: int
+    """Tokens that go through the products of a block together."""
     placement: str
     weight_bytes: int
     """On the device."""
@@ -116,9 +120,10 @@ class Plan:
                 f"{self.tile_fill:.0%} filled; each query tile keeps {self.kept_tiles} of {self.video_tiles}; "
                 f"{self.sparse_steps} of {self.forwards} forwards sparse"
             )
+        passes = f"; {self.pass_rows:,} tokens a pass" if self.pass_rows < PASS_ROWS else ""
         lines += [
             f"sampling: device {self.peak_bytes / GIB:.2f} GiB = weights {self.weight_bytes / GIB:.2f} + activations "
-            f"{self.run.peak / GIB:.2f}; {self.placement}",
+            f"{self.run.peak / GIB:.2f}; {self.placement}" + passes,
             f"decoding: device about {self.decode_bytes / GIB:.1f} GiB, frames {self.decode_host_bytes / GIB:.2f} GiB "
             "of host memory",
         ]
@@ -141,7 +146,7 @@ def plan(wanted: Wanted, placement: Placement = RESIDENT) -> Plan:
     """
     grid, audio, tokens = _tokens(wanted)
     video, config, vsa = math.prod(grid), wanted.config, wanted.vsa
-    tiles, fill, sparse_steps = None, 1.0, 0
+    tiles, fill, sparse_steps, dense = None, 1.0, 0, True
     if vsa is not None:
         laid = tile_plan((wanted.text_tokens, wanted.condition_tokens, audio), grid, vsa.tile_size)
         kept = vsa.kept_tiles(laid.num_video_tiles, step=vsa.dense_first_steps)
@@ -149,12 +154,13 @@ def plan(wanted: Wanted, placement: Placement = RESIDENT) -> Plan:
             prefix=laid.num_prefix_tiles, video=laid.num_video_tiles, kept=kept, parts=vsa.tile_size // PART_SIZE,
         )
         fill = video / (tiles.video * vsa.tile_size)
+        dense = kept == tiles.video or vsa.dense_first_steps > 0 or bool(vsa.dense_layers)
         if kept < tiles.video:
             sparse_steps = wanted.forwards - min(wanted.forwards, vsa.dense_first_steps)
     run = run_bytes(
         tokens=tokens, text_tokens=wanted.text_tokens, video_tokens=video, conditions=wanted.condition_tokens > 0,
         forwards=wanted.forwards, config=config, element=wanted.element_size, tiles=tiles, gated=vsa is not None,
-        eager=wanted.eager, dequantised=wanted.dequantised,
+        dense=dense, eager=wanted.eager, dequantised=wanted.dequantised, fp8=wanted.fp8, pass_rows=wanted.pass_rows,
     )
     streamed = len(placement.streamed) > placement.slots
     return Plan(
@@ -173,6 +179,7 @@ def plan(wanted: Wanted, placement: Placement = RESIDENT) -> Plan:
         kept_tiles=tiles.kept if tiles else 0,
         tile_fill=fill,
         sparse_steps=sparse_steps,
+        pass_rows=wanted.pass_rows,
         placement=describe(placement, wanted.sizes),
         weight_bytes=wanted.sizes.device(placement),
         host_weight_bytes=wanted.sizes.host(placement),
@@ -182,35 +189,6 @@ def plan(wanted: Wanted, placement: Placement = RESIDENT) -> Plan:
         teraflop=_teraflop(wanted, tokens, video, tiles),
         streamed_bytes=wanted.sizes.host(placement) if streamed else 0,
     )
-
-
-def alternatives(wanted: Wanted, budget: int) -> list[str]:
-    """What would fit into `budget` bytes of a device with every block streamed: shorter, smaller, quantised."""
-
-    def needs(**changes: Any) -> int:
-        changed = replace(wanted, **changes)
-        sizes = changed.sizes
-        every = Placement(streamed=tuple(range(len(sizes.blocks))), slots=2)
-        return sizes.device(every) + plan(changed).run.working
-
-    said = []
-    shorter = next(
-        (n for n in range(wanted.frames - CLIP_FRAMES, MIN_FRAMES - 1, -CLIP_FRAMES) if needs(frames=n) <= budget), None
-    )
-    if shorter is not None:
-        said.append(f"{shorter} frames ({shorter / FPS:.1f} s) at this size")
-    for share in (0.8, 0.7, 0.6, 0.5, 0.4, 0.3):
-        width, height = snap_side(wanted.width * share), snap_side(wanted.height * share)
-        if needs(width=width, height=height) <= budget:
-            said.append(f"{width}x{height} at {wanted.frames} frames")
-            break
-    # int8 halves what bf16 takes; a quantised file is near its floor already
-    params = num_block_parameters(wanted.config)
-    if max(wanted.sizes.blocks) > 1.5 * params:
-        halved = replace(wanted.sizes, blocks=tuple(params for _ in wanted.sizes.blocks))
-        if needs(sizes=halved) <= budget:
-            said.append("an int8 file")
-    return said
 
 
 def _tokens(wanted: Wanted) -> tuple[tuple[int, int, int], int, int]:

@@ -6,8 +6,9 @@ S tokens, C hidden and I = heads x head channels, F feed-forward channels, N til
 
 from dataclasses import asdict, dataclass
 
+from ..kernels.dense_attention.eager import RESULT_BYTES
 from .config import PATCH, DiTConfig
-from .model.blocks import FF_ROWS
+from .model.blocks import PASS_ROWS
 from .model.time import BLOCK_ROWS
 from .vsa.attention import SCORE_BYTES
 
@@ -45,9 +46,11 @@ class RunBytes:
     request: int
     """Rotary tables, orders, latents and refined text: held for the whole run."""
     attention: int
-    """In the attention half of a block: residual stream, normed tokens, q, k, v, gate, result and the op's own."""
+    """In the attention half of a block: residual stream, q, k, v and gate; with them the normed tokens, then what the
+    op has of its own. The result takes the place of q."""
     feed_forward: int
-    """In the other half."""
+    """In the other half: residual stream, normed tokens, hidden state and result of a pass."""
+
     @property
     def peak(self) -> int:
         return self.tables + self.request + max(self.attention, self.feed_forward) + _LIBRARIES
@@ -73,8 +76,11 @@ def run_bytes(
     element: int,
     tiles: Tiles | None,
     gated: bool,
+    dense: bool = False,
     eager: bool = False,
     dequantised: int = 0,
+    fp8: bool = False,
+    pass_rows: int = PASS_ROWS,
 ) -> RunBytes:
     """Estimate one request.
 
@@ -84,19 +90,34 @@ def run_bytes(
         element: bytes per activation element (2 for bf16).
         tiles: of the sparse op; None for dense attention.
         gated: whether the gates are not all zero.
+        dense: whether any block attends densely.
         eager: whether the sparse op gathers with torch alone on a CUDA device.
         dequantised: bytes that a value of a quantised weight takes while it is widened; 0 without any.
+        fp8: whether the products of the blocks take their rows in fp8.
+        pass_rows: tokens that go through the products together.
     """
-    C, inner = config.hidden_size, config.inner_dim
+    C, inner, ffn = config.hidden_size, config.inner_dim, config.ffn_dim
+    rows, several = min(tokens, pass_rows), tokens > pass_rows
     stream, heads_wide = tokens * C * element, tokens * inner * element
+    normed = C if fp8 else C * element  # a token
+    widened = element if dequantised else 0  # a value of a weight that is multiplied with in its wide form
+
+    def product(weight: int, result: int) -> int:
+        """Of one product beside what it works on; a weight is wide twice before there is a result."""
+        return max(dequantised * weight, widened * weight + result)
+
+    qkv, gate = 3 * heads_wide, gated * heads_wide
+    if several:
+        project = rows * normed + qkv + gate + dequantised * 3 * inner * C
+    else:
+        project = rows * normed + max(product(3 * inner * C, qkv), qkv + product(gated * inner * C, gate))
     op = 0 if tiles is None else _sparse_op(tiles, config, gated) + (_GATHERED if eager else 0)
-    # the output projection is the weight that is widened while q, k and v are still held
-    attention = 2 * stream + (4 + gated) * heads_wide + max(op, stream + dequantised * inner * C)
-    first = 2 * config.ffn_dim * C
-    rows = min(tokens, FF_ROWS)
-    # both halves are held until their product has been projected back
-    hidden = rows * (3 * config.ffn_dim + C) * element + (element * first if dequantised else 0)
-    feed_forward = 3 * stream + max(hidden, dequantised * first)
+    # rows that attend to everything are written where torch puts them, then over their queries
+    op += min(heads_wide, RESULT_BYTES) if dense else (tokens - video_tokens) * inner * element
+    attention = stream + max(project, qkv + gate + op, qkv + product(inner * C, stream))
+    hidden = rows * (2 * ffn * element + fp8 * ffn)
+    projected = hidden + product(ffn * C, rows * C * element)
+    feed_forward = stream + tokens * normed + max(product(2 * ffn * C, hidden), projected)
     time_rows = 4 if conditions else 2
     return RunBytes(
         tables=config.num_layers * forwards * time_rows * BLOCK_ROWS * C * element,

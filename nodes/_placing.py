@@ -6,26 +6,41 @@ import torch
 
 from ..fasth3_core.errors import ConfigError
 from ..fasth3_core.model.handle import H3Model
-from ..fasth3_core.planning import Wanted, alternatives, plan
+from ..fasth3_core.planning import Wanted
+from ..fasth3_core.planning_fit import PASSES, fit
 from ..fasth3_core.sampling.settings import RunSettings
 from ..fasth3_core.vsa.attention import resolve_ops
-from ..fasth3_core.weights.placement import RESIDENT, Offload, Placement, choose
+from ..fasth3_core.weights.placement import RESIDENT, Offload, Placement
 from ..fasth3_core.weights.shared import forget_idle
 from ..kernels.device import Case
 from . import _host
 
 
-def place(model: H3Model, offload: Offload | None, wanted: Wanted, device: torch.device) -> None:
-    """Set where the blocks are kept. Nothing is read yet; other models are only asked to leave host memory.
+def place(model: H3Model, offload: Offload | None, wanted: Wanted, device: torch.device) -> Wanted:
+    """Set where the blocks are kept, and return the request as it then runs: with as many tokens a pass as fit.
+
+    Nothing is read yet; other models are only asked to leave host memory.
 
     Raises:
         ConfigError: it cannot fit; says what would.
     """
-    model.store.place(RESIDENT if offload is None else _with_room_made(model, offload, wanted, device))
+    if offload is None:
+        # what does not fit is the host's to refuse, who may know more of its memory than it says
+        try:
+            fitted, _ = choose_for(model, None, wanted, device)
+        except ConfigError:
+            fitted = replace(wanted, pass_rows=PASSES[-1])
+        placement = RESIDENT
+    else:
+        fitted, placement = _with_room_made(model, offload, wanted, device)
+    model.store.place(placement)
+    return fitted
 
 
-def choose_for(model: H3Model, offload: Offload | None, wanted: Wanted, device: torch.device) -> Placement:
-    """Where the blocks would be kept; nothing changes.
+def choose_for(
+    model: H3Model, offload: Offload | None, wanted: Wanted, device: torch.device
+) -> tuple[Wanted, Placement]:
+    """How the request would run and where the blocks would be kept; nothing changes.
 
     Raises:
         ConfigError: it cannot fit, with or without an offload setting; says what would.
@@ -33,10 +48,7 @@ def choose_for(model: H3Model, offload: Offload | None, wanted: Wanted, device: 
     store, room = model.store, _host.get().room(device)
     # what the store itself has in host memory is there for it
     room = replace(room, host=room.host + store.host_bytes())
-    return choose(
-        offload or Offload(policy="resident"), wanted.sizes, room, plan(wanted).run.working, now=store.placement,
-        what_fits=lambda budget: alternatives(wanted, budget),
-    )
+    return fit(wanted, offload or Offload(policy="resident"), room, store.placement)
 
 
 def gathers(model: H3Model, settings: RunSettings, device: torch.device) -> bool:
@@ -53,14 +65,16 @@ def gathers(model: H3Model, settings: RunSettings, device: torch.device) -> bool
     return device.type == "cuda" and ops.block_sparse_attention.name == "eager"
 
 
-def _with_room_made(model: H3Model, offload: Offload, wanted: Wanted, device: torch.device) -> Placement:
-    def chosen() -> Placement:
+def _with_room_made(
+    model: H3Model, offload: Offload, wanted: Wanted, device: torch.device
+) -> tuple[Wanted, Placement]:
+    def chosen() -> tuple[Wanted, Placement]:
         return choose_for(model, offload, wanted, device)
 
     try:
-        placement = chosen()
+        fitted, placement = chosen()
         if not placement.mapped or offload.policy == "mmap":
-            return placement
+            return fitted, placement
     except ConfigError:
         forget_idle(model.store)
         return chosen()

@@ -62,7 +62,8 @@ class FastH3Plan(io.ComfyNode):
             forwards=settings.video.num_forwards, config=model.config, vsa=settings.vsa,
             sizes=model.store.sizes(device), element_size=model.store.dtype_on(device).itemsize,
             eager=_placing.gathers(model, settings, device), dequantised=model.store.widened_bytes(),
+            fp8=model.store.fp8,
         )
-        placement = _placing.choose_for(model, _placing.check(offload), wanted, device)
+        wanted, placement = _placing.choose_for(model, _placing.check(offload), wanted, device)
         text = plan(wanted, placement).to_text()
         return io.NodeOutput(width, height, frames / FPS, frames, text, ui=tell(cls, text))

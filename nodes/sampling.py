@@ -79,15 +79,16 @@ class FastH3Sampler(io.ComfyNode):
         request.check(model)
         settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
         wanted = _wanted(model, request, settings, device)
+        wanted = _placing.place(model, offload, wanted, device)
         planned = plan(wanted)
-        _placing.place(model, offload, wanted, device)
         try:
             started = time.perf_counter()
             host.acquire(model.store, device, planned.run.working)
             loading = time.perf_counter() - started
             result = sample(
                 model, request, device=device, vsa=vsa, grid=grid, shift_video=shift_video, shift_audio=shift_audio,
-                check_interrupt=host.check_interrupt, on_step=step_shower(host, settings.video.num_forwards),
+                pass_rows=wanted.pass_rows, check_interrupt=host.check_interrupt,
+                on_step=step_shower(host, settings.video.num_forwards),
             )
         finally:
             _after_run(host, model, offload)
@@ -117,5 +118,5 @@ def _wanted(model: H3Model, request: Request, settings: RunSettings, device: tor
         frames=request.frames, text_tokens=text, condition_tokens=sum(conditions),
         forwards=settings.video.num_forwards, config=model.config, vsa=settings.vsa, sizes=model.store.sizes(device),
         element_size=model.store.dtype_on(device).itemsize, eager=_placing.gathers(model, settings, device),
-        dequantised=model.store.widened_bytes(),
+        dequantised=model.store.widened_bytes(), fp8=model.store.fp8,
     )

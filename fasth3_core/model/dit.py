@@ -146,6 +146,7 @@ def velocity(
     attend_at: AttendAt,
     check_interrupt: Callable[[], None],
     after_block: Callable[[torch.Tensor], None] = lambda x: None,
+    pass_rows: int = blocks.PASS_ROWS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One forward: data-ward velocities (clean - noise) of both targets, fp32, shaped like the rows given.
 
@@ -153,6 +154,7 @@ def velocity(
         video_rows: [Nv, 96] fp32, in tile order.
         audio_rows: [2A, 32] fp32.
         after_block: sees the residual stream [S, C] after each block.
+        pass_rows: see `blocks.main_block`.
     """
     config, layout, ops = store.config, prepared.layout, prepared.ops
     x = _pack(store, prepared, video_rows, audio_rows)
@@ -164,7 +166,7 @@ def velocity(
         with store.use(i) as weights:
             blocks.main_block(
                 x, weights, config, ops, prepared.tables[i][step], segments, prepared.rope,
-                attend_at(step, i), prepared.gated[i], check_interrupt,
+                attend_at(step, i), prepared.gated[i], check_interrupt, pass_rows,
             )
         after_block(x)
         pace.wait()

@@ -12,7 +12,11 @@ from .ops import TokenOps
 
 
 def linear(
-    x: torch.Tensor | QuantisedRows, weight: Weight, bias: torch.Tensor | None = None, ops: TokenOps | None = None
+    x: torch.Tensor | QuantisedRows,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    ops: TokenOps | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Project [..., in] to [..., out].
 
@@ -23,18 +27,19 @@ def linear(
             dequantised for this call alone.
         ops: of the run. Without, everything quantised is dequantised for the call: for products that a request makes
             once.
+        out: [S, out], contiguous, to write the product of x [S, in] into, which then has no bias; None makes a new one.
     """
     if isinstance(weight, torch.Tensor):
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias) if out is None else torch.mm(x, weight.T, out=out)
     if isinstance(weight, AdaptedWeight):
-        return weight.add_increments(x, linear(x, weight.base, bias, ops))
+        return weight.add_increments(x, linear(x, weight.base, bias, ops, out))
     if ops is not None and isinstance(weight, Fp8Weight):
         rows = ops.quantise_rows(x, FP8) if isinstance(x, torch.Tensor) else x
-        y = ops.fp8_linear(rows, weight.rows, weight.dtype)
+        y = ops.fp8_linear(rows, weight.rows, weight.dtype, out=out)
         return y if bias is None else y.add_(bias)
     if ops is not None and isinstance(weight, QuantizedWeight) and weight.format == "int8_tensorwise":
-        return ops.int8_linear(x, weight.data, weight.scale, bias, weight.group)
-    return F.linear(x, weight.dequantise(x.dtype), bias)
+        return ops.int8_linear(x, weight.data, weight.scale, bias, weight.group, out=out)
+    return linear(x, weight.dequantise(x.dtype), bias, out=out)
 
 
 def operand_form(*weights: Weight) -> str:

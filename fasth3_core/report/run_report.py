@@ -41,7 +41,7 @@ class RunReport:
     weights: dict[str, Any] = field(default_factory=dict)
     """Where the blocks were kept, and what was streamed."""
     memory: dict[str, int] = field(default_factory=dict)
-    """Peak bytes on the device, where the device tells."""
+    """Peak bytes on the device, where the device tells, and the tokens that went through the products together."""
     environment: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

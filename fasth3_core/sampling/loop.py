@@ -51,6 +51,7 @@ def sample(
     shift_audio: float = 0.0,
     schedules: tuple[Schedule, Schedule] | None = None,
     attend: Callable[..., torch.Tensor] | None = None,
+    pass_rows: int = blocks.PASS_ROWS,
     check_interrupt: Callable[[], None] = lambda: None,
     on_step: OnStep | None = None,
     on_load: Callable[[int, int], None] | None = None,
@@ -65,6 +66,7 @@ def sample(
         grid, shift_video, shift_audio: see `settings.resolve`.
         schedules: explicit video and audio grids, taken as they are; grid and shifts are then ignored.
         attend: stands in for `vsa.attention.attention`, which it must be callable like; for diagnosis.
+        pass_rows: tokens that go through the products of a block together; the plan knows how many fit.
         check_interrupt: called twice a block; raises to stop the run.
         on_step: called after each forward.
         on_load: (bytes done, bytes in all) while weights move to the device.
@@ -120,7 +122,7 @@ def sample(
             sums: list[torch.Tensor] = []  # of the residual stream after each block: NaN and infinity stay in them
             v_video, v_audio = dit.velocity(
                 model.store, prepared, i, x_video, x_audio, attend_at, check_interrupt,
-                after_block=lambda x: sums.append(x.sum(dtype=torch.float32)),
+                after_block=lambda x: sums.append(x.sum(dtype=torch.float32)), pass_rows=pass_rows,
             )
             _check_finite(v_video, v_audio, sums, i, model)
             return v_video, v_audio
@@ -137,6 +139,7 @@ def sample(
         main = ops.block_sparse_attention
         report.attention |= {"backend": main.name, "refused": dict(main.refused), "ops": ops.table()}
     report.token_ops = token_ops.table()
+    report.memory["pass_rows"] = pass_rows
     report.weights = dict(model.store.traffic())
     if device.type == "cuda":
         report.memory["peak_bytes"] = torch.cuda.max_memory_allocated(device)

@@ -103,10 +103,16 @@ class FileStore:
         """Bytes that the weights take on a device as they are placed."""
         return self.sizes(device).device(self._placement)
 
+    @property
+    def fp8(self) -> bool:
+        """Whether the products of the blocks take both sides in fp8."""
+        return self._requested == FP8
+
     def widened_bytes(self) -> int:
         """Bytes that a value of a quantised weight takes while it is dequantised for a product; 0 without any."""
         # float8 files go through fp32 as a whole, int8 weights are never wide as a whole
-        return max((8 if spec.format.startswith("float8") else 0 for spec in self.plan.quantised.values()), default=0)
+        wide = any(spec.format.startswith("float8") for spec in self.plan.quantised.values()) and not self.fp8
+        return 8 if wide else 0
 
     def host_bytes(self) -> int:
         """Memory of the process that streamed blocks take; what is in a mapped file is not counted."""

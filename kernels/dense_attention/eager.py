@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 
-_BYTES = 256 << 20
+RESULT_BYTES = 256 << 20
 """Of results at a time where they are written elsewhere: torch's attention has no output argument."""
 
 
@@ -10,7 +10,7 @@ def dense_attention_eager(q_MHD, k_SHD, v_SHD, out=None):
     if out is None:
         return _attend(q_MHD, k_SHD, v_SHD)
     M, H, D = q_MHD.shape
-    groups = max(1, -(-M * H * D * q_MHD.element_size() // _BYTES))
+    groups = max(1, -(-M * H * D * q_MHD.element_size() // RESULT_BYTES))
     step = -(-H // groups)
     for heads in (slice(h, h + step) for h in range(0, H, step)):
         out[:, heads] = _attend(q_MHD[:, heads], k_SHD[:, heads], v_SHD[:, heads])

@@ -13,7 +13,12 @@ __all__ = ["fp8_linear", "fp8_linear_eager", "fp8_linear_reference", "fp8_why_no
 
 
 def fp8_linear(
-    x: torch.Tensor | QuantisedRows, weight: QuantisedRows, dtype: torch.dtype, *, backend: str = "auto"
+    x: torch.Tensor | QuantisedRows,
+    weight: QuantisedRows,
+    dtype: torch.dtype,
+    *,
+    out: torch.Tensor | None = None,
+    backend: str = "auto",
 ) -> torch.Tensor:
     """Project rows; the bias is the caller's, whose next kernel adds it.
 
@@ -21,6 +26,7 @@ def fp8_linear(
         x: [S, I] float, quantised here, or rows of quantise_rows' form "fp8".
         weight: [O, I] of the same form; I and O are multiples of 16.
         dtype: of the result.
+        out: [S, O] of it, contiguous, to write it into; None makes a new one.
 
     Returns:
         [S, O] in `dtype`.
@@ -31,7 +37,7 @@ def fp8_linear(
     if isinstance(x, torch.Tensor):
         x = quantise_rows(x, "fp8")
     case = Case(device=x.data.device, dtype=dtype, head_dim=x.data.shape[1])
-    return resolve("fp8_linear", backend, case)(x, weight, dtype)
+    return resolve("fp8_linear", backend, case)(x, weight, dtype, out=out)
 
 
 register(

@@ -22,7 +22,8 @@ def scaled_mm_why_not(case) -> str | None:
     return None if case.dtype in (torch.bfloat16, torch.float16) else f"gives bf16 and fp16, not {case.dtype}"
 
 
-def fp8_linear_scaled_mm(x, weight, dtype):
+def fp8_linear_scaled_mm(x, weight, dtype, out=None):
     return torch._scaled_mm(
-        x.data, weight.data.t(), scale_a=x.scale, scale_b=weight.scale.t(), out_dtype=dtype, use_fast_accum=True
+        x.data, weight.data.t(), scale_a=x.scale, scale_b=weight.scale.t(), out_dtype=dtype, use_fast_accum=True,
+        out=out,
     )

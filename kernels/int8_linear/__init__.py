@@ -41,6 +41,7 @@ def int8_linear(
     bias: torch.Tensor | None = None,
     *,
     group: int | None,
+    out: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> torch.Tensor:
     """Project with an int8 weight; activations stay in x's dtype (W8A16).
@@ -49,6 +50,7 @@ def int8_linear(
         x: [..., I] float.
         weight, scale, group: as for `dequantise_int8`.
         bias: [O] in x's dtype, not rotated, or None.
+        out: [..., O] of x's dtype, contiguous, to write the result into; None makes a new one.
 
     Returns:
         [..., O] in x's dtype.
@@ -58,7 +60,7 @@ def int8_linear(
         BackendUnavailable: the named backend cannot take x.
     """
     _check(weight, group)
-    return resolve("int8_linear", backend, Case.of(x))(x, weight, scale, bias, group)
+    return resolve("int8_linear", backend, Case.of(x))(x, weight, scale, bias, group, out=out)
 
 
 def _check(weight: torch.Tensor, group: int | None) -> None:

@@ -16,8 +16,10 @@ def dequantise_int8_eager(weight_OI, scale_O, group, dtype):
     return W_OI
 
 
-def int8_linear_eager(x_SI, weight_OI, scale_O, bias_O, group):
-    y_SO = torch.empty(*x_SI.shape[:-1], weight_OI.shape[0], dtype=x_SI.dtype, device=x_SI.device)
+def int8_linear_eager(x_SI, weight_OI, scale_O, bias_O, group, out=None):
+    y_SO = out
+    if y_SO is None:
+        y_SO = torch.empty(*x_SI.shape[:-1], weight_OI.shape[0], dtype=x_SI.dtype, device=x_SI.device)
     for rows, W in _row_blocks(weight_OI, scale_O, group):
         y_SO[..., rows] = F.linear(x_SI, W.to(x_SI.dtype), None if bias_O is None else bias_O[rows])
     return y_SO

@@ -26,8 +26,9 @@ def dequantise_int8_reference(weight_OI, scale_O, group):
     return W_OI * scale_O.float().reshape(-1, 1)
 
 
-def int8_linear_reference(x_SI, weight_OI, scale_O, bias_O, group):
+def int8_linear_reference(x_SI, weight_OI, scale_O, bias_O, group, out=None):
     """x Wᵀ + b in fp32; cast once."""
     with full_precision_matmul():
         y_SO = x_SI.float() @ dequantise_int8_reference(weight_OI, scale_O, group).T
-    return (y_SO if bias_O is None else y_SO + bias_O.float()).to(x_SI.dtype)
+    y_SO = y_SO if bias_O is None else y_SO + bias_O.float()
+    return y_SO.to(x_SI.dtype) if out is None else out.copy_(y_SO)

@@ -97,11 +97,11 @@ def dequantise_int8_triton(weight, scale, group, dtype, out=None):
     return out
 
 
-def int8_linear_triton(x, weight, scale, bias, group):
+def int8_linear_triton(x, weight, scale, bias, group, out=None):
     """Products of a part of the output rows each, into their columns of the result."""
     O, I = weight.shape
     x_SI = x.reshape(-1, I)
-    y_SO = torch.empty(x_SI.shape[0], O, dtype=x.dtype, device=x.device)
+    y_SO = torch.empty(x_SI.shape[0], O, dtype=x.dtype, device=x.device) if out is None else out.view(-1, O)
     step = max(_STEP, _CHUNK_BYTES // (I * x.element_size()) // _STEP * _STEP)
     buffer = torch.empty(min(step, O), I, dtype=x.dtype, device=x.device)
     for start in range(0, O, step):

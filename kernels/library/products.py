@@ -33,8 +33,9 @@ _fp8_linear_operator = operator(
 
 
 @registry.traced("fp8_linear")
-def fp8_linear(backend, x, weight, dtype):
-    return _fp8_linear_operator(backend, x.data, x.scale, weight.data, weight.scale, dtype)
+def fp8_linear(backend, x, weight, dtype, out=None):
+    y = _fp8_linear_operator(backend, x.data, x.scale, weight.data, weight.scale, dtype)
+    return y if out is None else out.copy_(y)
 
 
 def _int8_linear_fake(x, weight, scale, bias, group) -> torch.Tensor:
@@ -49,5 +50,6 @@ _int8_linear_operator = operator(
 
 
 @registry.traced("int8_linear")
-def int8_linear(backend, x, weight, scale, bias, group):
-    return _int8_linear_operator(backend, x, weight, scale, bias, group)
+def int8_linear(backend, x, weight, scale, bias, group, out=None):
+    y = _int8_linear_operator(backend, x, weight, scale, bias, group)
+    return y if out is None else out.copy_(y)

@@ -2,29 +2,34 @@
 
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from comfyui_fasth3.fasth3_core.adapters.weight import AdaptedWeight, Increment
+from comfyui_fasth3.fasth3_core.checkpoint.quant import QuantizedWeight
 from comfyui_fasth3.fasth3_core.config import VSAConfig
 from comfyui_fasth3.fasth3_core.contracts import CONTRACTS
 from comfyui_fasth3.fasth3_core.model import blocks, dit
 from comfyui_fasth3.fasth3_core.model.handle import H3Model
+from comfyui_fasth3.fasth3_core.model.linear import linear
 from comfyui_fasth3.fasth3_core.model.ops import resolve_token_ops
 from comfyui_fasth3.fasth3_core.packing.layout import build_layout
 from comfyui_fasth3.fasth3_core.sampling.loop import sample
 from comfyui_fasth3.fasth3_core.sampling.request import Request
+from comfyui_fasth3.fasth3_core.weights.fp8 import to_fp8
 from comfyui_fasth3.kernels.device import INTERPRET, Case
 from comfyui_fasth3.kernels.registry import BackendUnavailable
 from comfyui_fasth3.kernels.segments import Segments
 
+from .checkpoints import quantise
 from .tiny import TEXT_DIM, tiny_store
 
 CPU = Case(device=torch.device("cpu"), dtype=torch.float32)
 
 
-def forward(backend: str, device: str, monkeypatch):
-    """Velocities of a tiny request of 21 tokens in several feed-forward passes, and what ran."""
-    monkeypatch.setattr(blocks, "FF_ROWS", 8)
+def forward(backend: str, device: str, pass_rows: int = 8):
+    """Velocities of a tiny request of 21 tokens, and what ran."""
     torch.manual_seed(1)
     store = tiny_store(device=device)
     layout = build_layout(torch.ones(3, dtype=torch.long), 2, 4, 4, 5)
@@ -36,26 +41,59 @@ def forward(backend: str, device: str, monkeypatch):
             store, layout, None, text, [], [step], torch.device(device), ops, lambda: None, use_gates=False
         )
         out = dit.velocity(
-            store, prepared, 0, video, audio, lambda step, block: blocks.dense_attention, lambda: None
+            store, prepared, 0, video, audio, lambda step, block: blocks.dense_attention, lambda: None,
+            pass_rows=pass_rows,
         )
     return out, {row["op"]: (row["backend"], row["calls"]) for row in ops.table()}
 
 
 @pytest.mark.parametrize("backend", ["eager", "triton"])
-def test_a_forward_on_each_is_that_on_the_reference(backend, monkeypatch, request):
+def test_a_forward_on_each_is_that_on_the_reference(backend, request):
     device = request.getfixturevalue("triton_device") if backend == "triton" else "cpu"
-    truth, _ = forward("reference", device, monkeypatch)
-    out, ran = forward(backend, device, monkeypatch)
+    truth, _ = forward("reference", device)
+    out, ran = forward(backend, device)
     assert ran == {
-        "rms_modulate": (backend, 2),
+        "rms_modulate": (backend, 6),  # three passes of each main block
         "residual_rms_modulate": (backend, 2),
         "gated_residual": (backend, 6),
         "qk_norm_rope": (backend, 2),
-        "swiglu": (backend, 2 + 6),  # the text refiner's two blocks, and three passes of each main block
+        "swiglu": (backend, 2 + 6),  # the text refiner's two blocks, too
     }
     for a, b in zip(out, truth, strict=True):
         error = ((a - b).norm() / b.norm()).item()
         assert error <= 2e-6  # a few dozen fp32 operations in another order
+
+
+@pytest.mark.parametrize("pass_rows", [1, 20, 21])
+def test_passes_change_the_order_of_additions_at_most(pass_rows):
+    whole, _ = forward("eager", "cpu", blocks.PASS_ROWS)
+    for a, b in zip(forward("eager", "cpu", pass_rows)[0], whole, strict=True):
+        assert ((a - b).norm() / b.norm()).item() <= 1e-6
+        assert ((a * 1.01 - b).norm() / b.norm()).item() > 1e-6
+
+
+def increments(weight):
+    return AdaptedWeight(weight, (Increment(torch.randn(3, 32), torch.randn(16, 3), 0.5, 8),))
+
+
+FORMS = {
+    "plain": lambda weight: weight,
+    "fp8": to_fp8,
+    "int8": partial(quantise, group=16),
+    "float8 file": lambda weight: QuantizedWeight(weight.to(torch.float8_e4m3fn), torch.ones(48, 1), "float8_e4m3fn"),
+    "adapted": increments,
+    "adapted int8": lambda weight: increments(quantise(weight, 16)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("backend", ["reference", "eager"])
+def test_a_product_into_rows_of_its_result(form, backend):
+    weight, x, ops = FORMS[form](torch.randn(48, 32)), torch.randn(5, 32), resolve_token_ops(backend, CPU)
+    result = torch.full((9, 48), torch.nan)
+    made = linear(x, weight, ops=ops, out=result[2:7])
+    assert made.data_ptr() == result[2:7].data_ptr() and result[[0, 1, 7, 8]].isnan().all()
+    assert torch.equal(result[2:7], linear(x, weight, ops=ops))
 
 
 def test_a_block_keeps_nothing_that_it_is_done_with(monkeypatch):

@@ -1,10 +1,13 @@
 """Mirrors fasth3_core/planning.py."""
 
+from dataclasses import replace
+
 import pytest
 from comfyui_fasth3.fasth3_core.config import DiTConfig, VSAConfig
 from comfyui_fasth3.fasth3_core.contracts import CONTRACTS
-from comfyui_fasth3.fasth3_core.errors import GeometryError
-from comfyui_fasth3.fasth3_core.planning import Wanted, alternatives, plan
+from comfyui_fasth3.fasth3_core.errors import ConfigError, GeometryError
+from comfyui_fasth3.fasth3_core.planning import Wanted, plan
+from comfyui_fasth3.fasth3_core.planning_fit import PASSES, alternatives, fit
 from comfyui_fasth3.fasth3_core.planning_sizes import (
     num_block_parameters,
     num_parameters,
@@ -12,7 +15,7 @@ from comfyui_fasth3.fasth3_core.planning_sizes import (
     released_sizes,
     resident_parameters,
 )
-from comfyui_fasth3.fasth3_core.weights.placement import GIB, RESIDENT, Placement, Sizes
+from comfyui_fasth3.fasth3_core.weights.placement import GIB, RESIDENT, Offload, Placement, Room, Sizes
 
 from .tiny import tiny_tensors
 
@@ -115,6 +118,42 @@ def test_what_would_fit_does_fit():
     assert small.weight_bytes + small.run.working <= budget
     assert alternatives(long, GIB) == []
     assert "an int8 file" in alternatives(wanted(), 8.5 * GIB)
+
+
+def room(device):
+    return Room(device=device, host=100 * GIB)
+
+
+@pytest.mark.parametrize("frames", [124, 243, 362])
+@pytest.mark.parametrize("policy", ["resident", "stream"])
+def test_a_pass_has_as_many_tokens_as_fit(frames, policy):
+    """At the least budget of each number of tokens it is that number, a byte below it the next or an error."""
+    request, offload = wanted(frames=frames), Offload(policy=policy)
+    placement = RESIDENT if policy == "resident" else Placement(streamed=tuple(range(50)), slots=2)
+    least = {}
+    for rows in PASSES:
+        run = plan(replace(request, pass_rows=rows), placement).run
+        least.setdefault(request.sizes.device(placement) + run.working, rows)
+    assert len(least) > 1, "fewer tokens must save something here"
+    below = [*list(least.values())[1:], None]
+    for (budget, rows), fewer in zip(least.items(), below, strict=True):
+        fitted, chosen = fit(request, offload, room(budget))
+        assert fitted == replace(request, pass_rows=rows) and chosen.streamed == placement.streamed
+        if fewer is not None:
+            assert fit(request, offload, room(budget - 1))[0].pass_rows == fewer
+            continue
+        with pytest.raises(ConfigError, match="device memory=") as refused:
+            fit(request, offload, room(budget - 1))
+        assert ("What would fit" in str(refused.value)) == (policy == "stream")
+    assert fit(request, offload, room(None))[0] == request
+    assert "20,480 tokens a pass" in plan(replace(request, pass_rows=20_480)).to_text()
+
+
+def test_products_in_8_bits_take_narrower_tokens():
+    whole, narrow = planned().run, planned(fp8=True).run
+    assert narrow.attention < whole.attention
+    # the hidden state is there in both forms while one becomes the other
+    assert narrow.feed_forward - whole.feed_forward == 38_010 * (14_336 - 5_376)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_matches_the_formula_on_strided_views(backend):
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 @pytest.mark.parametrize("most_bytes", [1 << 20, 2 * 77 * 40 * 4, 1], ids=["whole", "two-heads", "one-head"])
 def test_over_its_queries(backend, most_bytes, monkeypatch):
-    monkeypatch.setattr(eager, "_BYTES", most_bytes)
+    monkeypatch.setattr(eager, "RESULT_BYTES", most_bytes)
     q, k, v = fused(77, 5, 40)
     kept = k.clone(), v.clone()
     expected = dense_attention(q, k, v, backend=backend)
