@@ -88,10 +88,11 @@ def test_both_samplers_take_them(server, name):
 
 @pytest.fixture(scope="module")
 def film_file(server) -> str:
-    """Two seconds at 30 frames a second: a bright square that moves over a gradient, in a file as cameras make them."""
+    """Two seconds at 30 frames a second: a square that moves over a gradient. In RGB, because ComfyUI and FastVideo, whom
+    we follow, differ in how they spread the colours of subsampled video."""
     with av.open(str(server.base / "input" / "film.mp4"), "w") as container:
-        stream = container.add_stream("libx264", rate=30, options={"crf": "12"})
-        stream.width, stream.height, stream.pix_fmt = 128, 96, "yuv420p"
+        stream = container.add_stream("libx264rgb", rate=30, options={"crf": "12"})
+        stream.width, stream.height, stream.pix_fmt = 128, 96, "rgb24"
         for i in range(60):
             pixels = np.zeros((96, 128, 3), np.uint8)
             pixels[..., 0] = np.linspace(20, 220, 128)[None]
@@ -104,7 +105,7 @@ def film_file(server) -> str:
 
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_a_file_is_what_comfyui_reads_of_it(server, film_file, trimmed):
-    """Streamed by us, and as the frames that ComfyUI decodes: the same reference but for rounding of colours."""
+    """Streamed by us, and as the frames that ComfyUI decodes."""
     film = {"file": {"class_type": "LoadVideo", "inputs": {"file": film_file}}}
     source = "file"
     if trimmed:
@@ -120,8 +121,7 @@ def test_a_file_is_what_comfyui_reads_of_it(server, film_file, trimmed):
         graph = plain(**film, **ours("positive", {"videos.video_0": [link, 0]}))
         (found[kind],) = references_of(server, f"references_{kind}_{trimmed}", graph, "ours").values()
     assert found["streamed"].shape == found["frames"].shape == (1, 24, 7, 6, 8)
-    difference = (found["streamed"] - found["frames"]).square().mean().sqrt()
-    assert difference < 0.03 * found["frames"].std()
+    assert_same({"film": found["streamed"]}, {"film": found["frames"]})
 
 
 def test_one_clear_error(server):
