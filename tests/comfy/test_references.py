@@ -88,8 +88,8 @@ def test_both_samplers_take_them(server, name):
 
 @pytest.fixture(scope="module")
 def film_file(server) -> str:
-    """Two seconds at 30 frames a second: a square that moves over a gradient. In RGB, because ComfyUI and FastVideo, whom
-    we follow, differ in how they spread the colours of subsampled video."""
+    """Two seconds at 30 frames a second: a square that moves over a gradient. In RGB: ComfyUI and FastVideo, whom we
+    follow, differ in how they spread the colours of subsampled video."""
     with av.open(str(server.base / "input" / "film.mp4"), "w") as container:
         stream = container.add_stream("libx264rgb", rate=30, options={"crf": "12"})
         stream.width, stream.height, stream.pix_fmt = 128, 96, "rgb24"
@@ -112,16 +112,21 @@ def test_a_file_is_what_comfyui_reads_of_it(server, film_file, trimmed):
         source = "part"
         film["part"] = {"class_type": "Video Slice", "inputs": {
             "video": ["file", 0], "start_time": 0.5, "duration": 1.2, "strict_duration": False}}
-    film |= {
-        "parts": {"class_type": "GetVideoComponents", "inputs": {"video": [source, 0]}},
-        "frames": {"class_type": "CreateVideo", "inputs": {"images": ["parts", 0], "fps": 30.0}},
-    }
-    found = {}
-    for kind, link in (("streamed", source), ("frames", "frames")):
+    film["parts"] = {"class_type": "GetVideoComponents", "inputs": {"video": [source, 0]}}
+    for rate in (30, 24):
+        film[f"at_{rate}"] = {"class_type": "CreateVideo", "inputs": {"images": ["parts", 0], "fps": float(rate)}}
+    made = []
+    for link in (source, "at_30", "at_24"):
         graph = plain(**film, **ours("positive", {"videos.video_0": [link, 0]}))
-        (found[kind],) = references_of(server, f"references_{kind}_{trimmed}", graph, "ours").values()
-    assert found["streamed"].shape == found["frames"].shape == (1, 24, 7, 6, 8)
-    assert_same({"film": found["streamed"]}, {"film": found["frames"]})
+        made += references_of(server, f"references_{link}_{trimmed}", graph, "ours").values()
+    streamed, frames, others = made
+    assert streamed.shape == frames.shape == (1, 24, 7, 6, 8)
+
+    def apart(a, b):
+        return (a - b).square().mean().sqrt() / b.std()
+
+    # ComfyUI's floats are off by up to half a level, which the encoder of random weights makes more of
+    assert apart(streamed, frames) < 0.03 < apart(others, frames)
 
 
 def test_one_clear_error(server):
