@@ -22,7 +22,7 @@ def row_scale(largest, TOP: tl.constexpr):
 @triton.jit
 def quantised(out, scale, TOP: tl.constexpr):
     """fp32 values in units of `scale`, ready to be stored in a type that reaches +-TOP."""
-    out = out / scale
+    out *= 1.0 / scale
     if TOP == 127:
         out = (out + _ROUND) - _ROUND
     return tl.minimum(tl.maximum(out, -TOP), TOP)

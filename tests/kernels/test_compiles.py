@@ -101,18 +101,23 @@ def row_kernels(out: str, top: int, capabilities: tuple[int, ...]) -> tuple[Kern
             {"BIAS": True, "TOP": top, "BLOCK_F": 16384 if top else 4096}, num_warps=8 if top else 4,
             capabilities=capabilities,
         ),
-        Kernel(
-            "rms_modulate.triton_kernel", "_rms_modulate_kernel",
-            pointers("x", "weight", "scale", "shift") | ROWS | ends | strides("x", "scale", "shift") | {"eps": "fp32"},
-            {"C": 5376, "TOP": top, "BLOCK_C": 2048}, capabilities=capabilities,
-        ),
-        Kernel(
-            "residual_rms_modulate.triton_kernel", "_residual_rms_modulate_kernel",
-            pointers("x", "y", "gate", "weight", "scale", "shift") | ROWS | ends
-            | strides("x", "y", "gate", "scale", "shift") | {"eps": "fp32"},
-            {"C": 5376, "TOP": top, "BLOCK_C": 2048}, num_warps=8 if top else 4, capabilities=capabilities,
-        ),
+        *norm_kernels(ends if top else pointers("out"), top, capabilities),
         *([row] if top else []),
+    )
+
+
+def norm_kernels(ends: dict[str, str], top: int, capabilities: tuple[int, ...]) -> tuple[Kernel, Kernel]:
+    """The transformer's norms, of which there are two forms each."""
+    form = "quantise" if top else "modulate"
+    sizes = {"TOP": top, "MAIN": 4096, "REST": 2048} if top else {"BLOCK_C": 2048}
+    return tuple(
+        Kernel(
+            f"{op}.triton_kernel", f"_{op.removesuffix('modulate')}{form}_kernel",
+            pointers(*rows, "weight", "scale", "shift") | ROWS | ends | strides(*rows, "scale", "shift")
+            | {"eps": "fp32"},
+            {"C": 5376, **sizes}, capabilities=capabilities,
+        )
+        for op, rows in (("rms_modulate", ("x",)), ("residual_rms_modulate", ("x", "y", "gate")))
     )
 
 
