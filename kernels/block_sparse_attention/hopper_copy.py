@@ -1,11 +1,8 @@
-"""The copying warp of the Hopper path: brings a list's queries, then its keys and values through a ring of stages.
-
-Stage j carries K of step j and V of step j - 1, because the two products that run together are those. A list of T steps
-(steps.py) takes T + 1 stages.
+"""The copying warp of the Hopper path: brings a list's queries, then its keys and values through the ring of stages.
 
 Keys of a full tile are one 64-row copy; pieces of ragged tiles are 8- to 32-row copies into the eighths of a stage. A
-short granule brings rows of its neighbour along, which may be NaN and are not of the list: who multiplies replaces
-their logits and clears their values. An empty granule lies behind the last token, where the copy engine writes zeros.
+short granule brings rows of its neighbour along. An empty one lies behind the last token, where the copy engine writes
+zeros.
 """
 
 from triton.experimental import gluon
@@ -13,40 +10,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from . import steps
+from .hopper_ring import ATOM, GRANULE, KIND_MASK, PER_STEP, RENAMED, TILE, next_stage, view
 
-TILE = gl.constexpr(steps.STEP.value)
-HEAD_DIM = gl.constexpr(128)
-ATOM = gl.constexpr(64)
-"""Columns of a swizzle atom: 128 bytes of a 16-bit type. The second half of all 64 rows follows the first in memory."""
-
-GRANULE = gl.constexpr(steps.GRANULE.value)
-PER_STEP = gl.constexpr(steps.STEP.value // steps.GRANULE.value)
 ROW_SHIFT = gl.constexpr(steps.ROW_SHIFT.value)
-KIND_MASK = gl.constexpr(steps.KIND_MASK.value)
 PAIR = gl.constexpr(steps.PAIR.value)
 FOUR = gl.constexpr(steps.FOUR.value)
 
-RENAMED = gl.constexpr(hasattr(tma, "async_load"))
-"""Gluon after Triton 3.6 has other names for two functions that are used here."""
-
 async_load = tma.async_load if RENAMED.value else tma.async_copy_global_to_shared
-
-
-@gluon.jit
-def next_stage(stage, phase, STAGES: gl.constexpr):
-    """The following stage of a ring and the phase in which it is used."""
-    last = stage == STAGES - 1
-    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
 
 
 @gluon.jit
 def _copy_piece(boxes, row, column, dst, granule, barrier):
     """Start the copy of adjacent rows into a stage [64, 128], from one of its granules on."""
     ROWS: gl.constexpr = boxes.block_type.shape[0]
-    if RENAMED:
-        parts = dst.reinterpret(dst.dtype, [2 * TILE // ROWS, ROWS, ATOM], boxes.layout)
-    else:
-        parts = dst._reinterpret(dst.dtype, [2 * TILE // ROWS, ROWS, ATOM], boxes.layout)
+    LAYOUT: gl.constexpr = boxes.layout
+    parts = view(dst, [2 * TILE // ROWS, ROWS, ATOM], LAYOUT)
     part = granule * GRANULE // ROWS
     async_load(boxes, [row, column], barrier, parts.index(part))
     async_load(boxes, [row, column + ATOM], barrier, parts.index(TILE // ROWS + part))
