@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from PIL import Image
@@ -17,6 +18,8 @@ from ._colours import newest_map
 
 log = logging.getLogger("fasth3")
 
+T, U = TypeVar("T"), TypeVar("U")
+
 _DRAFT = "taeh3"
 """Begins the name of a draft decoder's file in `vae_approx`, where ComfyUI keeps such decoders."""
 
@@ -25,26 +28,36 @@ def step_shower(host: _host.Host, forwards: int) -> Callable[[int, int, torch.Te
     """Moves the bar after each step, with a strip of the clean estimate where the user has previews on, and as often as
     2 % of the time allow."""
     show = host.progress(forwards)
-    picture_of = _picture_maker(host) if host.wants_preview() else None
+    picture_of = _attempt(_picture_maker, host) if host.wants_preview() else None
     budget = PreviewBudget()
 
     def on_step(done: int, total: int, x0_video: torch.Tensor, x0_audio: torch.Tensor) -> None:
         nonlocal picture_of
-        picture = None
-        if picture_of is not None and budget.due():
-            try:
-                picture = budget.run(lambda: picture_of(x0_video))
-            except Exception:  # a run of minutes must not end for a thumbnail
-                log.warning("FastH3 Sampler: previews are off for this run", exc_info=True)
-                picture_of = None
-        show(done, picture)
+        if picture_of is None or not budget.due():
+            show(done, None)
+            return
+        with budget.spending():
+            picture = _attempt(picture_of, x0_video)
+            picture_of = picture_of if picture is not None else None
+            show(done, picture)
 
     return on_step
+
+
+def _attempt(make: Callable[[T], U], given: T) -> U | None:
+    """A run of minutes must not end for a thumbnail."""
+    try:
+        return make(given)
+    except Exception:
+        log.warning("FastH3 Sampler: previews are off for this run", exc_info=True)
+        return None
 
 
 def _picture_maker(host: _host.Host) -> Callable[[torch.Tensor], Image.Image]:
     draft = _draft_decoder(host.model_roots("vae_approx"), host.device())
     if draft is not None:
+        # the first calls on a device take long: now, and not in a step
+        draft_preview(torch.zeros(1, 24, 1, 16, 16, device="cpu"), draft.decode)
         return lambda latent: draft_preview(latent, draft.decode)
     colours = newest_map(host.model_roots("vae"))
     return lambda latent: latent_preview(latent, colours)

@@ -1,7 +1,8 @@
 """Previews never take more than a set share of the time of a run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 SHARE = 0.02
@@ -13,7 +14,7 @@ class PreviewBudget:
     far, stays within the share of the time passed. The first one is taken for `guess` seconds."""
 
     clock: Callable[[], float] = time.perf_counter
-    guess: float = 0.002
+    guess: float = 0.01
     spent: float = 0.0
     dearest: float = 0.0
     started: float = field(init=False)
@@ -24,11 +25,12 @@ class PreviewBudget:
     def due(self) -> bool:
         return self.spent + (self.dearest or self.guess) <= SHARE * (self.clock() - self.started)
 
-    def run(self, make: Callable[[], object]) -> object:
-        """make(), with its time counted."""
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Counts the time of its block, whatever its end."""
         begun = self.clock()
         try:
-            return make()
+            yield
         finally:
             cost = self.clock() - begun
             self.spent, self.dearest = self.spent + cost, max(self.dearest, cost)

@@ -12,8 +12,8 @@ CLIENT = "tests"
 """Prompts are submitted under this client id, so that their events arrive here."""
 
 
-PREVIEW = 1
-"""Kind of a binary message with a preview picture; texts on nodes are binary too."""
+PREVIEW = (1).to_bytes(4, "big")
+"""Begins a binary message with a preview picture; texts on nodes are binary too."""
 
 
 class Events:
@@ -22,7 +22,8 @@ class Events:
     def __init__(self, url: str):
         self.url = url
         self.messages: list[tuple[str, dict]] = []
-        self.previews = 0
+        self.previews: list[bytes] = []
+        """The pictures, encoded."""
         self.ready = threading.Event()
 
     def __enter__(self) -> "Events":
@@ -44,8 +45,8 @@ class Events:
                 if message.type == aiohttp.WSMsgType.TEXT:
                     event = json.loads(message.data)
                     self.messages.append((event["type"], event["data"]))
-                elif message.type == aiohttp.WSMsgType.BINARY:
-                    self.previews += int.from_bytes(message.data[:4], "big") == PREVIEW
+                elif message.type == aiohttp.WSMsgType.BINARY and message.data[:4] == PREVIEW:
+                    self.previews.append(message.data[8:])
 
     def wait(self, wanted: Callable[[str, dict], bool], timeout: float = 60) -> dict:
         """Data of the first message, past or coming, that `wanted(type, data)` accepts."""

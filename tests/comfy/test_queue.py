@@ -1,6 +1,9 @@
 """What a server must survive: an interrupt, a failure, prompts in turn, and being told to free its memory."""
 
+import io
+
 import pytest
+from PIL import Image, ImageStat
 
 from . import graphs
 from .events import Events
@@ -64,7 +67,22 @@ def test_previews_when_the_user_has_them_on(server, method):
         events.finished()
         assert events.steps("sampler")[-1] == (4, 4)
         # at most one a step, and none that would take more than 2 % of the time: steps here last milliseconds
-        assert events.previews <= (4 if method == "latent2rgb" else 0)
+        assert len(events.previews) <= (4 if method == "latent2rgb" else 0)
+
+
+def test_previews_of_a_run_that_takes_its_time(server, tmp_path):
+    """Strips of four moments, 2 x 2 for a square video, that are no flat colour and differ from step to step."""
+    with Events(server.url) as events:
+        prompt_id = server.submit(long_run(seed=26), extra_data={"preview_method": "latent2rgb"})
+        assert server.wait(prompt_id)["status"]["status_str"] == "success"
+        events.finished()
+        assert 1 <= len(events.previews) <= 49
+    for i, data in enumerate(events.previews):
+        (tmp_path / f"{i:02}.jpg").write_bytes(data)
+        picture = Image.open(io.BytesIO(data))
+        assert (picture.format, picture.size) == ("JPEG", (512, 512))
+        assert max(ImageStat.Stat(picture).stddev) > 2
+    assert len(set(events.previews)) == len(events.previews)
 
 
 def test_prompts_in_turn(server):

@@ -60,11 +60,17 @@ def test_references_as_the_stock_node_writes_them():
 
 def test_what_is_written_can_be_read():
     frames = [{"resolved_frame_index": 0, "latent": PICTURE, "audio_latent": SOUND}]
-    prompt = conditioning.read(entry(minimax_token_tags=TAGS, minimax_keyframes=frames))
+    blocks = [
+        {"kind": "image", "latent_t": 1, "latent_h": 4, "latent_w": 6, "latent": PICTURE},
+        {"kind": "audio", "ref_audio_t": 8, "audio_latent": SOUND},
+    ]
+    written = entry(minimax_token_tags=TAGS, minimax_keyframes=frames, minimax_refs=blocks)
+    prompt = conditioning.read(written)
     again = conditioning.read(conditioning.write(prompt))
     assert again.text_states is prompt.text_states
     assert torch.equal(again.token_tags, prompt.token_tags)
-    assert again.keyframes == prompt.keyframes
+    assert (again.keyframes, again.references) == (prompt.keyframes, prompt.references)
+    assert conditioning.write(prompt)[0][1]["minimax_refs"] == blocks
 
 
 @pytest.mark.parametrize("extra", [
@@ -72,7 +78,9 @@ def test_what_is_written_can_be_read():
     {"unknown_key_of_another_pack": object()}, {"minimax_keyframes": []}, {"minimax_refs": None},
 ], ids=lambda extra: next(iter(extra)))  # fmt: skip
 def test_what_changes_nothing_is_let_through(extra):
-    conditioning.read(entry(minimax_token_tags=TAGS, **extra), WIDTH)
+    prompt = conditioning.read(entry(minimax_token_tags=TAGS, **extra), WIDTH)
+    assert prompt.text_states is STATES and torch.equal(prompt.token_tags, TAGS)
+    assert (prompt.keyframes, prompt.references) == ((), ())
 
 
 def frame(**changes):

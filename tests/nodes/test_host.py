@@ -1,7 +1,9 @@
 """Mirrors nodes/_host.py and _host_standalone.py: what surrounds the nodes when there is no ComfyUI."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -85,9 +87,16 @@ def test_release_all(host, small_gpu):
 
 
 def test_dropped_weights_are_forgotten(host, small_gpu):
-    host.acquire(Weights(10), small_gpu.device, 0)
-    host.acquire(Weights(10), small_gpu.device, 0)
-    host.release_all()  # neither exists any more
+    """The host keeps no weights alive that nobody else has, and asks nothing of them."""
+    dropped, other = Weights(10), small_gpu.weights(10)
+    host.acquire(dropped, small_gpu.device, 0)
+    kept = weakref.ref(dropped)
+    del dropped
+    gc.collect()
+    assert kept() is None
+    host.acquire(other, small_gpu.device, 0)
+    host.release_all()
+    assert other.location is None
 
 
 def test_output_names_count_from_what_is_there(host, tmp_path):

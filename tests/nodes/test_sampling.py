@@ -195,7 +195,7 @@ def test_previews_of_a_draft_decoder_if_there_is_one(run, request_of, host, fold
         (approx / name).write_text("no weights")
     run("FastH3Sampler", **request_of())
     assert all(picture is not None for *_, picture in shown)
-    assert len(made) == (2 * 4 if makes == "draft" else 0), "two latents, four steps"
+    assert len(made) == (1 + 2 * 4 if makes == "draft" else 0), "one before the steps, two latents in each of four"
     assert ("no previews from" in caplog.text) == (makes == "map")
 
 
