@@ -84,9 +84,11 @@ class Plan:
     """Tokens that go through the products of a block together."""
     placement: str
     weight_bytes: int
-    """On the device."""
+    """On the device while the forwards run."""
+    visiting_bytes: int
+    """Of weights that are there only before."""
     host_weight_bytes: int
-    """Of streamed blocks, in host memory or a mapped file."""
+    """Of what visits the device, in host memory or a mapped file."""
     run: RunBytes
     """On the device during a forward, on top of the weights."""
     decode_bytes: int
@@ -101,7 +103,7 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """Highest use of the device while sampling, as torch counts it."""
-        return self.weight_bytes + self.run.peak
+        return self.weight_bytes + max(self.run.peak, self.visiting_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"run": self.run.to_dict(), "peak_bytes": self.peak_bytes}
@@ -182,12 +184,13 @@ def plan(wanted: Wanted, placement: Placement = RESIDENT) -> Plan:
         pass_rows=wanted.pass_rows,
         placement=describe(placement, wanted.sizes),
         weight_bytes=wanted.sizes.device(placement),
+        visiting_bytes=wanted.sizes.visiting(placement),
         host_weight_bytes=wanted.sizes.host(placement),
         run=run,
         decode_bytes=_DECODE_WEIGHTS + _DECODE_TILES + wanted.width * wanted.height * _DECODE_PIXEL,
         decode_host_bytes=wanted.frames * wanted.width * wanted.height * 3 * 4,
         teraflop=_teraflop(wanted, tokens, video, tiles),
-        streamed_bytes=wanted.sizes.host(placement) if streamed else 0,
+        streamed_bytes=sum(wanted.sizes.blocks[i] for i in placement.streamed) if streamed else 0,
     )
 
 

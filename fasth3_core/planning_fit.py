@@ -42,7 +42,7 @@ def alternatives(wanted: Wanted, budget: int) -> list[str]:
         changed = replace(wanted, **changes)
         sizes = changed.sizes
         every = Placement(streamed=tuple(range(len(sizes.blocks))), slots=2)
-        return sizes.device(every) + plan(replace(changed, pass_rows=PASSES[-1])).run.working
+        return sizes.needed(every, plan(replace(changed, pass_rows=PASSES[-1])).run.working)
 
     said = []
     shorter = next(

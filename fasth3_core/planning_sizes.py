@@ -21,17 +21,17 @@ def released(contract: Contract) -> DiTConfig:
 def released_sizes(config: DiTConfig, element_size: int, fp8: bool = False) -> Sizes:
     """Bytes of its weights in one dtype, or with the projections of its blocks in float8 and one fp32 scale a row."""
     block = num_block_parameters(config) * element_size
-    top = resident_parameters(config) * element_size - config.num_layers * block
+    text = text_parameters(config) * element_size
+    top = resident_parameters(config) * element_size - config.num_layers * block - text
     if fp8:
         rows, values = _projections(config)
         block -= values * (element_size - 1) - 4 * rows
-    return Sizes(top=top, blocks=(block,) * config.num_layers)
+    return Sizes(top=top, text=text, blocks=(block,) * config.num_layers)
 
 
 def num_parameters(config: DiTConfig) -> int:
     """Of a transformer, the AdaLN of every block included."""
     C = config.hidden_size
-    refiner_block = num_block_parameters(config) - config.has_gates * config.inner_dim * C
     adaln_in = _adaln_inputs(config)
     block = num_block_parameters(config) + BLOCK_ROWS * C * (adaln_in + 1)
     rows = config.video_row_dim + config.audio_in_channels
@@ -39,8 +39,15 @@ def num_parameters(config: DiTConfig) -> int:
     time_hidden = config.time_embed_hidden_dim
     time = time_hidden * (config.freq_dim + 1) + config.time_embed_dim * (time_hidden + 1)
     time += (config.adaln_rank or 0) * config.time_embed_dim * (config.adaln == "rank")
-    rest = patches + C * (config.text_dim + 1) + time * (config.adaln != "curve") + 2 * C + 2 * C * (adaln_in + 1)
-    return config.num_layers * block + config.num_refiner_layers * refiner_block + rest
+    rest = patches + time * (config.adaln != "curve") + C + 2 * C * (adaln_in + 1)
+    return config.num_layers * block + text_parameters(config) + rest
+
+
+def text_parameters(config: DiTConfig) -> int:
+    """Of what refines a prompt: a projection, blocks without gates, and a norm."""
+    C = config.hidden_size
+    block = num_block_parameters(config) - config.has_gates * config.inner_dim * C
+    return C * (config.text_dim + 1) + config.num_refiner_layers * block + C
 
 
 def num_block_parameters(config: DiTConfig) -> int:

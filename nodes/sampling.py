@@ -80,10 +80,10 @@ class FastH3Sampler(io.ComfyNode):
         settings = resolve(model, vsa, grid, shift_video, shift_audio, request.task)
         wanted = _wanted(model, request, settings, device)
         wanted = _placing.place(model, offload, wanted, device)
-        planned = plan(wanted)
+        planned = plan(wanted, model.store.placement)
         try:
             started = time.perf_counter()
-            host.acquire(model.store, device, planned.run.working)
+            host.acquire(model.store, device, wanted.sizes.beside(model.store.placement, planned.run.working))
             loading = time.perf_counter() - started
             result = sample(
                 model, request, device=device, vsa=vsa, grid=grid, shift_video=shift_video, shift_audio=shift_audio,
@@ -93,7 +93,7 @@ class FastH3Sampler(io.ComfyNode):
         finally:
             _after_run(host, model, offload)
         result.report.seconds["load"] += loading
-        result.report.memory["planned_bytes"] = planned.run.peak + wanted.sizes.device(model.store.placement)
+        result.report.memory["planned_bytes"] = planned.peak_bytes
         if video.any() or audio.any():
             result.report.warnings.append("the latent is not empty: it gives size and length, its content is not read")
         ui = tell(cls, result.report.to_text())

@@ -162,19 +162,19 @@ def main_block(
         ops.gated_residual(x[start:stop], feed_forward(h[start:stop], w, ops), gate_f, segments.part(start, stop))
 
 
-def refine_text(top: Weights, config: DiTConfig, ops: TokenOps, text_states: torch.Tensor) -> torch.Tensor:
+def refine_text(refiner: Weights, config: DiTConfig, ops: TokenOps, text_states: torch.Tensor) -> torch.Tensor:
     """Prompt states [L, text_dim] -> refined text tokens [L, C]: no rotation, no time, text rows alone.
 
     Depends on the prompt only, so a request runs it once.
     """
-    x = linear(text_states, top["condition_proj.weight"], top["condition_proj.bias"])
+    x = linear(text_states, refiner["condition_proj.weight"], refiner["condition_proj.bias"])
     for i in range(config.num_refiner_layers):
         prefix = f"token_refiner.blocks.{i}."
-        w = {name[len(prefix) :]: value for name, value in top.items() if name.startswith(prefix)}
+        w = {name[len(prefix) :]: value for name, value in refiner.items() if name.startswith(prefix)}
         h = F.rms_norm(x, (config.hidden_size,), w["norm1.weight"], EPS)
         qkv = project_in(h, lambda start, stop, h=h: h[start:stop], w, config, ops, None, False, PASS_ROWS)
         x = x + project_out(dense_attention(*qkv), w, ops)
         h = F.rms_norm(x, (config.hidden_size,), w["norm2.weight"], EPS)
         for start, stop in passes(len(x), PASS_ROWS):
             x[start:stop] += feed_forward(h[start:stop], w, ops)
-    return F.rms_norm(x, (config.hidden_size,), top["token_refiner.final_norm.weight"], EPS)
+    return F.rms_norm(x, (config.hidden_size,), refiner["token_refiner.final_norm.weight"], EPS)

@@ -107,7 +107,8 @@ def prepare(
     """
     config, top = store.config, store.top()
     dtype = store.dtype
-    text = blocks.refine_text(top, config, ops, text_states.to(device, dtype))
+    with store.text() as refiner:
+        text = blocks.refine_text(refiner, config, ops, text_states.to(device, dtype))
     conditions = tuple(
         _embed(top, rows.to(device), "audio" if segment.clock == "clean" else "video", dtype)
         for segment, rows in zip(layout.conditions, condition_rows, strict=True)

@@ -38,7 +38,10 @@ class WeightStore(Protocol):
     ) -> None: ...
 
     def top(self) -> Mapping[str, torch.Tensor]:
-        """Everything outside the main blocks."""
+        """Everything outside the main blocks that every forward needs."""
+
+    def text(self) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
+        """What refines a prompt, `condition_proj` and `token_refiner`, on the device for the length of a `with`."""
 
     def use(self, index: int) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
         """One main block without its AdaLN, names relative to it, on the device for the length of a `with`: memory

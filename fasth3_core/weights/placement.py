@@ -14,6 +14,8 @@ AFTER_RUN = ("keep", "free_device", "free_all")
 _HOST_SPARE = 4 * GIB
 """Host memory that is left to everything else before "auto" keeps weights in a mapped file instead."""
 
+_BESIDE_VISITORS = GIB // 2
+"""Device memory to use weights in that visit before the forwards: a prompt is short."""
 
 _UNMOVED = 2
 """Blocks that could be resident as well and for which a placement is not changed."""
@@ -75,19 +77,34 @@ class Sizes:
     """Bytes of a transformer's weights on a device."""
 
     top: int
-    """Everything outside the main blocks."""
+    """Everything outside the main blocks that every forward needs."""
     blocks: tuple[int, ...]
     """Each main block without its AdaLN."""
+    text: int = 0
+    """What refines the prompt, once a request. It visits the device where blocks do."""
 
     def device(self, placement: Placement) -> int:
         """Bytes that the weights take on the device."""
         streamed = [self.blocks[i] for i in placement.streamed]
         slots = min(placement.slots, len(streamed)) * max(streamed, default=0)
-        return self.top + sum(self.blocks) - sum(streamed) + slots
+        return self.top + sum(self.blocks) - sum(streamed) + (slots if streamed else self.text)
+
+    def visiting(self, placement: Placement) -> int:
+        """Bytes that are on the device before the forwards and not while they run."""
+        return self.text if placement.streamed else 0
+
+    def beside(self, placement: Placement, working: int) -> int:
+        """Bytes that a run needs beside the weights that stay, of which its forwards take `working`."""
+        visiting = self.visiting(placement)
+        return max(working, visiting + _BESIDE_VISITORS if visiting else 0)
+
+    def needed(self, placement: Placement, working: int) -> int:
+        """Bytes of the device in all."""
+        return self.device(placement) + self.beside(placement, working)
 
     def host(self, placement: Placement) -> int:
         """Bytes that they keep in host memory, or in a mapped file."""
-        return sum(self.blocks[i] for i in placement.streamed)
+        return sum(self.blocks[i] for i in placement.streamed) + self.visiting(placement)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +157,7 @@ def choose(
             count = held
     streamed = streamed_blocks(total, count)
     mapped = offload.policy == "mmap" or (
-        offload.policy == "auto" and sum(sizes.blocks[i] for i in streamed) + _HOST_SPARE > room.host
+        offload.policy == "auto" and sizes.host(Placement(streamed=streamed)) + _HOST_SPARE > room.host
     )
     pinned = room.pinnable if offload.pinned_gib < 0 else int(offload.pinned_gib * GIB)
     placement = Placement(
@@ -158,7 +175,7 @@ def choose(
 
 
 def fits(sizes: Sizes, placement: Placement, budget: int | None, working: int) -> bool:
-    return budget is None or sizes.device(placement) + working <= budget
+    return budget is None or sizes.needed(placement, working) <= budget
 
 
 def streamed_blocks(total: int, resident: int) -> tuple[int, ...]:
@@ -189,14 +206,14 @@ def _resident(sizes: Sizes, budget: int | None, working: int, what_fits) -> Plac
 
 def _too_large(sizes: Sizes, placement: Placement, budget: int, working: int, what_fits) -> ConfigError:
     weights = sizes.device(placement)
-    smallest = sizes.device(Placement(streamed=tuple(range(len(sizes.blocks))), slots=2))
-    if smallest + working <= budget:
+    smallest = sizes.needed(Placement(streamed=tuple(range(len(sizes.blocks))), slots=2), working)
+    if smallest <= budget:
         mend = "Offload with policy 'auto' (FastH3 Offload), or with fewer resident_blocks and slots."
     else:
         fitting = " or ".join(what_fits(budget)) or "nothing that this model makes; use a larger device"
-        mend = f"Streaming every block would take {(smallest + working) / GIB:.1f} GiB. What would fit: {fitting}."
+        mend = f"Streaming every block would take {smallest / GIB:.1f} GiB. What would fit: {fitting}."
     return ConfigError(
-        "device memory", f"{(weights + working) / GIB:.1f} GiB ({weights / GIB:.1f} weights, "
+        "device memory", f"{sizes.needed(placement, working) / GIB:.1f} GiB ({weights / GIB:.1f} weights, "
         f"{working / GIB:.1f} activations)", f"at most the {budget / GIB:.1f} GiB that this run may take", mend,
     )
 

@@ -1,6 +1,6 @@
 """What of a model is where: on a device, and in host memory."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 import torch
 
@@ -16,6 +16,7 @@ class Placed:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.top: dict[str, Weight] = {}
+        self.text: Mapping[str, Weight] = {}
         self.blocks: dict[int, Mapping[str, Weight]] = {}
         self.ring: SlotRing | None = None
         self.tables: dict[Hashable, Tables] = {}
@@ -24,13 +25,14 @@ class Placed:
         if self.ring is not None:
             self.ring.close()
         self.ring = None
-        self.top, self.blocks, self.tables = {}, {}, {}
+        self.top, self.text, self.blocks, self.tables = {}, {}, {}, {}
 
 
 class Hosts:
-    """Copies of blocks in host memory, for one dtype and one device that they are page-locked for."""
+    """Copies in host memory of what visits the device, for one dtype and one device that they are page-locked for."""
 
     def __init__(self) -> None:
+        self.text: HostBlock | None = None
         self.blocks: dict[int, HostBlock] = {}
         self.gated: dict[int, bool] = {}
         self._pool: PinnedPool | None = None
@@ -48,7 +50,19 @@ class Hosts:
         self._pool.allow(limit)
         return self._pool
 
+    @property
+    def all(self) -> list[HostBlock]:
+        return [*self.blocks.values(), *([] if self.text is None else [self.text])]
+
+    def keep_only(self, blocks: Collection[int]) -> None:
+        """Let go of those that are on the device for good."""
+        for i in self.blocks.keys() - set(blocks):
+            del self.blocks[i]
+        if not blocks:
+            self.text = None
+
     def drop(self) -> None:
+        self.text = None
         self.blocks.clear()
         self.gated.clear()
         if self._pool is not None:
@@ -60,8 +74,12 @@ def to_host(weight: Weight) -> Weight:
     return with_tensors(weight, [t.cpu() for t in tensors_of(weight)])
 
 
-def moved(tables: Tables, device: torch.device) -> Tables:
-    return tuple(tuple(t.to(device) for t in block) for block in tables)
+def to_device(block: HostBlock, device: torch.device) -> dict[str, Weight]:
+    """Copies of its own, on a CPU, too."""
+    return {
+        name: with_tensors(weight, [t.to(device, copy=True) for t in tensors_of(weight)])
+        for name, weight in block.weights.items()
+    }
 
 
 def indexed(device: torch.device) -> torch.device:

@@ -37,7 +37,7 @@ def weight_dtype(name: str, adaln: str, run: torch.dtype) -> torch.dtype:
     """
     if name.startswith(_FP32):
         return torch.float32
-    if adaln != "full" and (".adaln_proj." in name or name.startswith("adaln_basis.")):
+    if adaln != "full" and ("adaln_proj." in name or name.startswith("adaln_basis.")):
         return torch.float32 if adaln == "curve" or run == torch.float32 else torch.float16
     return run
 

@@ -41,6 +41,9 @@ class TensorStore:
     def top(self) -> Mapping[str, torch.Tensor]:
         return MappingProxyType(self._top)
 
+    def text(self) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
+        return nullcontext(self.top())
+
     def block_tables(self, key: Hashable, build: BuildTable) -> Tables:
         return tuple(build(block) for block in self._blocks)
 

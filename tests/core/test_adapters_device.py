@@ -34,7 +34,8 @@ def test_a_model_merged_on_the_device_is_the_one_merged_on_the_cpu(cuda, tmp_pat
     held = {}
     for device in (torch.device("cpu"), cuda):
         model.store.materialise(device)
-        weights = {**model.store.top(), **{f"0.{n}": w for n, w in model.store.block(0).items()}}
+        with model.store.text() as text:
+            weights = {**model.store.top(), **text, **{f"0.{n}": w for n, w in model.store.block(0).items()}}
         held[device.type] = {
             name: (w.dequantise(torch.float32) if isinstance(w, AdaptedWeight) else w).cpu()
             for name, w in weights.items()

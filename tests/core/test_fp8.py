@@ -42,7 +42,9 @@ def run(model, **changes):
 def test_projections_of_the_blocks_and_nothing_else(path, tensors):
     store = load_model(path, contract="preview-4", dtype="fp8").store
     store.materialise("cpu")
-    held = {**store.top(), **{f"blocks.{i}.{n}": w for i in range(3) for n, w in store.block(i).items()}}
+    with store.text() as text:
+        held = {**store.top(), **text}
+    held |= {f"blocks.{i}.{n}": w for i in range(3) for n, w in store.block(i).items()}
     for name, weight in held.items():
         assert isinstance(weight, Fp8Weight) == is_projection(name), name
     name = "blocks.1.mlp.fc2.weight"

@@ -85,9 +85,10 @@ def test_report_says_what_was_streamed(model):
     assert "4 of 7 blocks streamed from host memory through 2 slots, 3 resident" in reports[0].to_text()
     # loading fills both slots; a run leaves the first block in one for the next run
     assert [w["copies"] for w in said] == [1 + 4 * 4, 4 * 4]
-    moved = model.store.sizes("cpu").host(PLACEMENTS["ends-resident"])
+    sizes = model.store.sizes("cpu")
+    moved = sizes.host(PLACEMENTS["ends-resident"]) - sizes.text
     assert 0.9 * 4 * moved < said[1]["streamed_bytes"] <= 4 * moved
-    assert said[1]["pinned_bytes"] == 0 and said[1]["host_bytes"] == moved
+    assert said[1]["pinned_bytes"] == 0 and said[1]["host_bytes"] == moved + sizes.text
 
 
 class Broken(Exception):
@@ -183,7 +184,7 @@ def test_released_weights_come_back_from_host_memory(model):
     read.clear()
     store.materialise("cpu", lambda done, total: read.append((done, total)))
     sizes = store.sizes("cpu")
-    assert read[-1] == (sizes.top + sum(sizes.blocks),) * 2
+    assert read[-1] == (sizes.top + sizes.text + sum(sizes.blocks),) * 2
 
 
 def test_another_placement_keeps_what_it_can(model):
@@ -198,6 +199,25 @@ def test_another_placement_keeps_what_it_can(model):
     assert_equal(run(model), expected)
     store.place(Placement(streamed=EVERY[:4], slots=2))  # 1 and 2 are there, the rest is read again
     assert_equal(run(model), expected)
+
+
+def test_what_refines_the_prompt_is_on_the_device_while_it_does(model):
+    store = model.store
+    store.place(PLACEMENTS["all-2-slots"])
+    store.materialise("cpu")
+    with pytest.raises(Broken), store.text() as first:
+        kept = dict(first)
+        raise Broken
+    assert first == {} and {name.split(".")[0] for name in kept} == {"condition_proj", "token_refiner"}
+    with store.text() as second:
+        assert second.keys() == kept.keys() and not store.top().keys() & kept.keys()
+    store.place(RESIDENT)
+    store.materialise("cpu")
+    with store.text() as resident:
+        assert all(torch.equal(resident[name], weight) for name, weight in kept.items())
+    with store.text() as again:
+        assert again is resident and again
+    assert store.host_bytes() == 0
 
 
 def test_bytes_on_the_device_are_those_of_the_placement(model):
@@ -231,8 +251,8 @@ def test_mapped_weights_are_in_the_file(model, tmp_path):
     model.store.place(Placement(streamed=EVERY, slots=2, mapped=True, folder=tmp_path))
     model.store.materialise("cpu")
     assert list(tmp_path.iterdir()) == [], "the file has no name while it is in use"
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        assert sum(str(tmp_path) in line for line in maps) == LAYERS
+    with open("/proc/self/maps", encoding="utf-8") as maps:  # the blocks, and what refines the prompt
+        assert sum(str(tmp_path) in line for line in maps) == LAYERS + 1
     model.store.forget()
     gc.collect()
     with open("/proc/self/maps", encoding="utf-8") as maps:

@@ -25,7 +25,8 @@ def store_of(tmp_path, form="gates", dtype="auto", **changes):
 
 def resident(store) -> dict:
     blocks = {f"blocks.{i}.{name}": w for i in range(store.config.num_layers) for name, w in store.block(i).items()}
-    return {**store.top(), **blocks}
+    with store.text() as text:
+        return {**store.top(), **text, **blocks}
 
 
 def everything(store) -> dict:
