@@ -7,9 +7,10 @@ import torch
 from PIL import Image
 
 from ..errors import ConfigError
+from ..packing.geometry import FPS
 from .film import Film
 from .images import opaque, stretch, to_image
-from .references import at_24_fps, encoded_frames, picture_size, video_size
+from .references import SEEN_PER_SECOND, at_24_fps, check_frames, encoded_frames, picture_size, video_size
 
 
 def check_image(image_BHWC: torch.Tensor, where: str) -> None:
@@ -33,7 +34,7 @@ def picture_pixels(
 
 
 def film_pixels(film: Film, rule: str, most: int, check_interrupt: Callable[[], None]) -> torch.Tensor:
-    """The frames of a film at 24 a second that are encoded, at `video_size`, as [1, 3, n, h, w]; n at most `most`.
+    """The frames of a film at 24 a second, at most `most`, at `video_size`, as [1, 3, n, h, w].
 
     Raises GeometryError for a film that is too short.
     """
@@ -44,7 +45,19 @@ def film_pixels(film: Film, rule: str, most: int, check_interrupt: Callable[[], 
         check_interrupt()
         out_FHWC[filled] = out_FHWC[filled - 1] if make is last else _bytes(stretch(make(), height, width))
         filled, last = filled + 1, make
-    return out_FHWC[: encoded_frames(filled)].permute(3, 0, 1, 2)[None]
+    check_frames(filled)
+    return out_FHWC[:filled].permute(3, 0, 1, 2)[None]
+
+
+def encoded(clip: torch.Tensor) -> torch.Tensor:
+    """What the VAE encodes of a picture or a film [1, 3, F, H, W]."""
+    frames = clip.shape[2]
+    return clip if frames == 1 else clip[:, :, : encoded_frames(frames)]
+
+
+def seen(clip: torch.Tensor) -> torch.Tensor:
+    """What the text encoder sees of it, a picture or two frames a second, as [n, H, W, 3]."""
+    return clip[0, :, :: FPS // SEEN_PER_SECOND].permute(1, 2, 3, 0)
 
 
 def _bytes(picture: Image.Image) -> torch.Tensor:

@@ -18,6 +18,8 @@ MOST = {"picture": 9, "video": 3, "sound": 3}
 MOST_IN_ALL = 12
 SHORT_EDGE = 2048
 """Pixels of a reference picture's short side, whatever its own."""
+SEEN_PER_SECOND = 2
+"""Frames of a reference video that the text encoder sees."""
 SIZES = ("trained", "not enlarged", "as the video")
 
 
@@ -110,14 +112,15 @@ def _frame_at(seconds: float) -> int:
     return math.floor(seconds * FPS + 0.5)
 
 
-def encoded_frames(frames: int) -> int:
-    """How many frames of a reference video at 24 a second are encoded, from the first: 17k + 5, or all below 22.
-
-    Raises GeometryError for less than five.
-    """
+def check_frames(frames: int) -> None:
+    """Raise GeometryError for a reference video of less than five frames at 24 a second."""
     if frames < MIN_FRAMES:
         raise GeometryError(
             f"a reference video of {frames} frames at {FPS} a second: the model needs at least {MIN_FRAMES}. "
             "Use one of its frames as a picture."
         )
+
+
+def encoded_frames(frames: int) -> int:
+    """How many frames of a reference video at 24 a second are encoded, from the first: 17k + 5, or all below 22."""
     return min(frames, max(1, (frames - MIN_FRAMES) // CLIP_FRAMES) * CLIP_FRAMES + MIN_FRAMES)

@@ -29,11 +29,11 @@ def same(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all((a[key] == b[key]).all() for key in a)
 
 
-def long_run(seed: int) -> dict:
-    """49 forwards over 39 frames of 256 x 256: some seconds of sampling."""
+def long_run(seed: int, frames: int = 39) -> dict:
+    """49 forwards of 256 x 256 pixels: some seconds of sampling."""
     graph = {**graphs.text_encoder(), **graphs.stock_vaes(), **graphs.conditioning(),
              **graphs.our_sampler("tiny_dense.safetensors", "base", seed), **graphs.keep("long", latent=("sampler", 0))}
-    graph["positive"]["inputs"] |= {"width": 256, "height": 256, "length": 39}
+    graph["positive"]["inputs"] |= {"width": 256, "height": 256, "length": frames}
     return graph
 
 
@@ -73,7 +73,7 @@ def test_previews_when_the_user_has_them_on(server, method):
 def test_previews_of_a_run_that_takes_its_time(server, tmp_path):
     """Strips of four moments, 2 x 2 for a square video, that are no flat colour and differ from step to step."""
     with Events(server.url) as events:
-        prompt_id = server.submit(long_run(seed=26), extra_data={"preview_method": "latent2rgb"})
+        prompt_id = server.submit(long_run(seed=26, frames=124), extra_data={"preview_method": "latent2rgb"})
         assert server.wait(prompt_id)["status"]["status_str"] == "success"
         events.finished()
         assert 1 <= len(events.previews) <= 49

@@ -69,6 +69,24 @@ def test_they_add_up_with_the_stock_nodes(server):
     assert_same(mixed, references_of(server, "references_stock_again", stock(), "positive"))
 
 
+def test_the_text_encoder_sees_what_the_stock_node_shows_it(server):
+    """With clip in place of positive: the same tokens and states, but for rounding of pictures, and the same references."""
+    inputs = {"clip": ["clip", 0], "prompt": graphs.PROMPT}
+    graph = plain(**ours("positive", {**ALL, **inputs}))
+    del graph["ours"]["inputs"]["positive"]
+    server.run({**graph, **graphs.keep("presented_ours", positive=("ours", 0))})
+    server.run({**stock(), **graphs.keep("presented_stock", positive=("positive", 0))})
+    made, expected = server.kept("presented_ours"), server.kept("presented_stock")
+    assert list(made) == list(expected)
+    assert (made["token_tags"] == expected["token_tags"]).all() and not expected["token_tags"].all()
+    states, other = made["text_states"], server.kept("references_ours")["text_states"]
+    assert states.shape == expected["text_states"].shape != other.shape
+    # 50 layers in bf16
+    assert (states - expected["text_states"]).square().mean().sqrt() < 0.02 * expected["text_states"].std()
+    assert_same(*({key: value for key, value in kept.items() if key.startswith("reference")}
+                  for kept in (made, expected)))
+
+
 @pytest.mark.parametrize("name", ["stock", "ours"])
 def test_both_samplers_take_them(server, name):
     """With references and without, the same sampler gives different videos."""

@@ -6,6 +6,7 @@ from comfyui_fasth3.fasth3_core.media.references import (
     Timed,
     at_24_fps,
     check_counts,
+    check_frames,
     encoded_frames,
     picture_size,
     video_size,
@@ -121,5 +122,6 @@ def test_what_does_not_come_later_is_not_shown():
 def test_encoded_lengths():
     lengths = {5: 5, 21: 21, 22: 22, 23: 22, 39: 39, 120: 107, 362: 362}
     assert {n: encoded_frames(n) for n in lengths} == lengths
+    check_frames(5)
     with pytest.raises(GeometryError, match="4 frames at 24 a second: the model needs at least 5"):
-        encoded_frames(4)
+        check_frames(4)

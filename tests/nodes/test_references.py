@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import av
 import pytest
 import torch
-from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, FastH3Error, GeometryError
+from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, ContractError, FastH3Error, GeometryError
 from comfyui_fasth3.fasth3_core.media import references as limits
 from comfyui_fasth3.fasth3_core.vae import AudioVAE, VideoVAE
 from comfyui_fasth3.nodes import _conditioning
@@ -183,6 +183,54 @@ def test_the_sampler_takes_them(run, model, refer, canvas):
 def test_nothing_connected_passes_the_prompt_on(refer, positive):
     assert refer() == () and refer.positive is positive
     assert refer(images=[None]) == () and refer.positive is positive
+
+
+class Clip:
+    """Stands in for ComfyUI's text encoder of MiniMax-H3: one token an item, and two for the text."""
+
+    def __init__(self, sees=True, tags=True):
+        self.sees, self.tags = sees, tags
+
+    def tokenize(self, text, **items):
+        self.text, self.items = text, items["minimax_ref_items"]
+        return [item["type"] for item in self.items] + ["text", "text"]
+
+    def encode_from_tokens_scheduled(self, tokens):
+        seen = [0 if self.sees and kind in ("image", "video") else 1 for kind in tokens]
+        extra = {_conditioning.TOKEN_TAGS: torch.tensor(seen)} if self.tags else {}
+        return [[torch.randn(1, len(tokens), 64), extra]]
+
+
+def test_the_text_encoder_sees_what_is_encoded(refer):
+    """Prepared pictures, two frames a second of videos with their times, and where sound is."""
+    clip, image, film = Clip(), picture(), video(frames=22, audio=sound())
+    found = refer(positive=None, clip=clip, prompt="<Picture 1> runs", images=[image], videos=[film], audios=[sound()])
+    assert [r.kind for r in found] == ["image", "video_audio", "audio"]
+    assert clip.text == "<Picture 1> runs"
+    assert [item["type"] for item in clip.items] == ["image", "audio", "video", "audio"]
+    assert torch.equal(clip.items[0]["data"], image) and clip.items[2]["timestamps"] == [0.0, 0.5]
+    assert torch.equal(clip.items[2]["data"], film.parts.images[[0, 12]])
+    assert _conditioning.read(refer.positive).token_tags.tolist() == [0, 1, 0, 1, 1, 1]
+
+
+def test_a_prompt_without_references(refer):
+    assert refer(positive=None, clip=Clip(), prompt="a fox") == ()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ({"positive": None}, ConfigError, "positive, clip='neither'"),
+        ({"clip": Clip()}, ConfigError, "positive, clip='both'"),
+        ({"prompt": "a fox"}, ConfigError, "prompt='a fox': expected no text without clip"),
+        ({"positive": None, "clip": Clip(tags=False)}, ContractError, "no MiniMax-H3 text encoder"),
+        ({"positive": None, "clip": Clip(sees=False)}, ContractError, "has not seen the references"),
+    ],
+    ids=["neither", "both", "text", "other-encoder", "blind"],
+)
+def test_where_the_prompt_comes_from(refer, inputs, error, message):
+    with pytest.raises(error, match=message):
+        refer(images=[picture()], **inputs)
 
 
 @pytest.mark.parametrize(

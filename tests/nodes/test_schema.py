@@ -106,10 +106,10 @@ EXPECTED = {
     ),
     "FastH3References": (
         [
-            ("positive", "CONDITIONING", None), ("vae", "FASTH3_VAE", None), ("latent", "LATENT", None),
-            ("images", "COMFY_AUTOGROW_V3", None), ("videos", "COMFY_AUTOGROW_V3", None),
-            ("audios", "COMFY_AUTOGROW_V3", None), ("size", "COMBO", "trained"), ("alpha", "COMBO", "drop"),
-            ("posterior", "COMBO", "sample"), ("video_sound", "COMBO", "use"),
+            ("vae", "FASTH3_VAE", None), ("latent", "LATENT", None), ("positive", "CONDITIONING", None),
+            ("clip", "CLIP", None), ("images", "COMFY_AUTOGROW_V3", None), ("videos", "COMFY_AUTOGROW_V3", None),
+            ("audios", "COMFY_AUTOGROW_V3", None), ("prompt", "STRING", ""), ("size", "COMBO", "trained"),
+            ("alpha", "COMBO", "drop"), ("posterior", "COMBO", "sample"), ("video_sound", "COMBO", "use"),
         ],
         ["CONDITIONING"],
     ),
@@ -120,8 +120,8 @@ OPTIONAL = {
     ("FastH3DecodeToVideo", "report"), ("FastH3SaveLatent", "report"), ("FastH3SavePreview", "report"),
     ("FastH3EmptyLatent", "aspect"), ("FastH3EmptyLatent", "megapixels"),
     *(("FastH3Keyframes", name) for name in ("first_frame", "last_frame", "fit", "alpha", "posterior")),
-    *(("FastH3References", name)
-      for name in ("images", "videos", "audios", "size", "alpha", "posterior", "video_sound")),
+    *(("FastH3References", name) for name in (
+        "positive", "clip", "images", "videos", "audios", "prompt", "size", "alpha", "posterior", "video_sound")),
 }
 
 
