@@ -84,8 +84,9 @@ def _source(args: argparse.Namespace) -> tuple[Any, Any, dict[str, str]]:
 
     if not args.adapter:
         component = open_component(args.model, TRANSFORMER_FOLDERS)
-        record = recorded_contract(component)
-        return component, plan_transformer(component, args.layout), _metadata(RECORD_KEY, record, [])
+        recorded = recorded_contract(component)
+        metadata = _metadata(RECORD_KEY, recorded and recorded.fields, [])
+        return component, plan_transformer(component, args.layout), metadata
     model = load_model(args.model, layout=args.layout)
     for number, given in enumerate(args.adapter, 1):
         path, strength = _strength(given)

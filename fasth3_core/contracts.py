@@ -92,15 +92,25 @@ CONTRACTS: dict[str, Contract] = {
 _GATED = ("preview-4", "v2-8")
 
 
+@dataclass(frozen=True)
+class Record:
+    """What is written down about the student that weights are or become."""
+
+    fields: Mapping[str, Any]
+    """As in `fastvideo_inference.json`."""
+    source: str
+    """Where they are from, for messages."""
+
+
 def infer(
-    config: DiTConfig, *, gates_zero: bool | None, recorded: Mapping[str, Any] | None, requested: str = "auto"
+    config: DiTConfig, *, gates_zero: bool | None, recorded: Record | None, requested: str = "auto"
 ) -> Contract:
     """Decide the contract of a checkpoint.
 
     Args:
         config: dimensions from the tensors.
         gates_zero: whether every gate weight is zero; None when there are no gates.
-        recorded: fields of `fastvideo_inference.json` beside the weights, or an adapter's metadata; None if absent.
+        recorded: beside the weights, or of an adapter; None if absent.
         requested: "auto", or the name of a contract, which must then fit the tensors.
 
     Raises:
@@ -121,7 +131,7 @@ def infer(
     return contract
 
 
-def chosen_by(config: DiTConfig, recorded: Mapping[str, Any] | None, requested: str) -> str:
+def chosen_by(config: DiTConfig, recorded: Record | None, requested: str) -> str:
     """What `infer` went by, for the report."""
     if requested != "auto":
         return "name"
@@ -138,12 +148,12 @@ _RECORDED = ("points", "rungs", "shift_video", "shift_audio", "sparsity", "tile_
 """Fields of a contract that a record speaks of."""
 
 
-def against_record(contract: Contract, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a contract chosen by name does otherwise than the record beside the weights says, for the report."""
+def against_record(contract: Contract, recorded: Record) -> tuple[str, ...]:
+    """What a contract chosen by name does otherwise than the record says, for the report."""
     try:
         own = _from_record(recorded)
     except ContractError as error:
-        return (f"the record beside the weights is not followed: {error}",)
+        return (f"the record is not followed: {error}",)
     pairs = ((name, getattr(contract, name), getattr(own, name)) for name in _RECORDED)
     return tuple(f"{name} {chosen} instead of the recorded {said}" for name, chosen, said in pairs if chosen != said)
 
@@ -188,33 +198,34 @@ def check_fit(contract: Contract, config: DiTConfig, gates_zero: bool | None) ->
         )
 
 
-def _from_record(recorded: Mapping[str, Any]) -> Contract:
-    """A contract from `fastvideo_inference.json`; fields that it lacks come from the known student it matches."""
-    steps = recorded.get("dmd_denoising_steps")
+def _from_record(recorded: Record) -> Contract:
+    """A contract from what is recorded; fields that are not come from the known student it matches."""
+    fields, source = recorded.fields, recorded.source
+    steps = fields.get("dmd_denoising_steps")
     if not steps:
         raise ContractError(
-            "fastvideo_inference.json has no dmd_denoising_steps: its schedule is unknown. Choose the contract by name."
+            f"{source} has no dmd_denoising_steps: its schedule is unknown. Choose the contract by name."
         )
     falling = isinstance(steps, list) and all(type(r) is int and 0 < r <= 1000 for r in steps)
     if not falling or any(b >= a for a, b in pairwise(steps)):
         raise ContractError(
-            f"fastvideo_inference.json says dmd_denoising_steps={steps!r}: expected whole numbers that fall strictly "
+            f"{source} says dmd_denoising_steps={steps!r}: expected whole numbers that fall strictly "
             "from at most 1000 to above 0. Choose the contract by name."
         )
     rungs = tuple(steps)
 
     def number(key: str, default: float, wanted: str, fits: Callable[[float], bool]) -> float:
-        value = default if recorded.get(key) is None else recorded[key]
+        value = default if fields.get(key) is None else fields[key]
         if type(value) not in (int, float) or not fits(value):
             raise ContractError(
-                f"fastvideo_inference.json says {key}={value!r}: expected {wanted}. Choose the contract by name."
+                f"{source} says {key}={value!r}: expected {wanted}. Choose the contract by name."
             )
         return value
 
     points = len(rungs) + 1
     number("num_inference_steps", points, f"{points}, one more than the rungs", lambda n: n == points)
     number("guidance_scale", 1.0, "1, as no distilled H3 student has guidance", lambda scale: scale == 1)
-    dense = "VIDEO_SPARSE_ATTN" not in str(recorded.get("attention_backend", "VIDEO_SPARSE_ATTN_H3"))
+    dense = "VIDEO_SPARSE_ATTN" not in str(fields.get("attention_backend", "VIDEO_SPARSE_ATTN_H3"))
     known = next((c for c in CONTRACTS.values() if c.rungs == rungs and c.sparse != dense), CONTRACTS["preview-4"])
     positive = "a positive number", lambda shift: 0 < shift < math.inf
     sparsity = number("vsa_sparsity", known.sparsity or 0.0, "0 <= sparsity < 1", lambda share: 0 <= share < 1)
@@ -228,5 +239,5 @@ def _from_record(recorded: Mapping[str, Any]) -> Contract:
         sparsity=None if dense else sparsity,
         tile_size=number("vsa_tile_size", known.tile_size, f"one of {list(TILE_SHAPES)}", TILE_SHAPES.__contains__),
         tasks=("t2va",),
-        about=f"recorded with the weights ({recorded.get('model_id', 'no model id')})",
+        about=f"recorded with the weights ({fields.get('model_id', 'no model id')})",
     )

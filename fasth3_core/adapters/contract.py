@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import DiTConfig
-from ..contracts import CONTRACTS, Contract, against_record, check_fit, infer
+from ..contracts import CONTRACTS, Contract, Record, against_record, check_fit, infer
 from ..errors import ContractError
 from ..model.handle import H3Model
 from .file import Adapter
@@ -19,15 +19,16 @@ _STUDENTS = (
 """`finetuned_model` of FastVideo's releases -> contract. Their adapters name the student and no schedule."""
 
 
-def record(adapter: Adapter) -> Mapping[str, Any] | None:
-    """Fields as `fastvideo_inference.json` has them, from the adapter's metadata; None if it says no student.
+def record(adapter: Adapter) -> Record | None:
+    """What the adapter's metadata records; None if it says no student.
 
     Metadata holds texts: numbers and lists are read as JSON.
     """
+    source = f"the metadata of {adapter.name}"
     if "dmd_denoising_steps" in adapter.metadata:
-        return {key: _value(text) for key, text in adapter.metadata.items()}
+        return Record({key: _value(text) for key, text in adapter.metadata.items()}, source)
     name = student(adapter)
-    return None if name is None else as_record(CONTRACTS[name], adapter.metadata["finetuned_model"])
+    return None if name is None else Record(as_record(CONTRACTS[name], adapter.metadata["finetuned_model"]), source)
 
 
 def student(adapter: Adapter) -> str | None:

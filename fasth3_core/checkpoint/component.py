@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError
-from .files import Stored, WeightFile, read_header
+from .files import Stored, WeightFile, check_regular, read_header
 from .reading import FileReader
 
 SUFFIX = ".safetensors"
@@ -77,6 +77,7 @@ def open_component(path: str | Path, folders: tuple[str, ...] = ()) -> Component
     if path.is_file():
         return _open_index(path) if path.name.endswith(".json") else _open_file(path)
     if not path.is_dir():
+        check_regular(path)
         raise CheckpointError(f"{path} does not exist.")
     indices = sorted(path.glob("*" + INDEX_SUFFIX))
     weights = sorted(path.glob("*" + SUFFIX))
@@ -190,6 +191,7 @@ def _config(folder: Path) -> Mapping[str, Any] | None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or a CheckpointError that names the file."""
+    check_regular(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

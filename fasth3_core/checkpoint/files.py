@@ -54,11 +54,19 @@ def read_header(path: Path) -> WeightFile:
     Raises:
         CheckpointError: not a safetensors file, truncated, or damaged; says which, with the sizes.
     """
+    check_regular(path)
     try:
         with open(path, "rb") as file:
             return _read_header(path, file)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def check_regular(path: Path) -> None:
+    """Raises CheckpointError for what would never end, or never begin, to be read: a pipe, a socket, a device."""
+    if path.exists() and not path.is_file():
+        what = "folder" if path.is_dir() else "pipe, socket or device"
+        raise CheckpointError(f"{path} is a {what}, not a file. Name the file itself.")
 
 
 def _read_header(path: Path, file) -> WeightFile:

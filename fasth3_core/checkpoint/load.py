@@ -12,7 +12,7 @@ import torch
 
 from ...kernels.fp8_linear import fp8_why_not
 from ..config import DiTConfig
-from ..contracts import against_record, chosen_by, infer
+from ..contracts import Record, against_record, chosen_by, infer
 from ..errors import CheckpointError, ConfigError
 from ..model.handle import H3Model
 from ..vae import AudioVAE, VideoVAE
@@ -101,8 +101,8 @@ def open_store(opened: Opened) -> FileStore:
     return shared(opened.key, make)
 
 
-def recorded_contract(component: Component) -> Mapping[str, Any] | None:
-    """Fields of `fastvideo_inference.json` in the component's folder or the one above, which is the release's root.
+def recorded_contract(component: Component) -> Record | None:
+    """What `fastvideo_inference.json` says in the component's folder or the one above, which is the release's root.
 
     A single file takes the one beside it only where it is alone in its folder. A file that this package made from a
     recorded model has the fields in its header.
@@ -114,12 +114,12 @@ def recorded_contract(component: Component) -> Mapping[str, Any] | None:
             fields = None
         if not isinstance(fields, dict):
             raise CheckpointError(f"{component.label}: {RECORD_KEY} in its header is no JSON object.")
-        return fields
+        return Record(fields, f"{RECORD_KEY} in the header of {component.root.name}")
     folders = [component.folder, component.folder.parent] if component.root.is_dir() else []
     if not folders and len(list(component.folder.glob("*.safetensors"))) == 1:
         folders = [component.folder]
     found = next((folder / RECORD for folder in folders if (folder / RECORD).is_file()), None)
-    return None if found is None else read_json(found)
+    return None if found is None else Record(read_json(found), RECORD)
 
 
 def load_video_vae(

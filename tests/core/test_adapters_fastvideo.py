@@ -97,6 +97,16 @@ def test_a_schedule_in_the_metadata_wins(base, tmp_path):
     assert (adapted.contract.points, adapted.contract.sparsity) == (4, 0.7)
 
 
+def test_a_damaged_schedule_is_said_to_be_the_adapters(base, tmp_path):
+    _, folder, tensors, metadata, _ = base
+    said = {"dmd_denoising_steps": json.dumps([300, 600])}
+    path = write(tmp_path / "a.safetensors", tensors, metadata | said)
+    with pytest.raises(ContractError, match=r"^the metadata of a\.safetensors says dmd_denoising_steps=\[300, 600\]"):
+        apply_adapter(load_model(folder), path)
+    adapted, _ = apply_adapter(load_model(folder), path, contract="preview-4")
+    assert "the record is not followed: the metadata of a.safetensors says" in adapted.departures[0]
+
+
 def test_an_unknown_student_asks_for_its_contract(base, tmp_path):
     _, folder, tensors, metadata, _ = base
     path = write(tmp_path / "a.safetensors", tensors, metadata | {"finetuned_model": "somebody/else"})

@@ -102,6 +102,20 @@ def test_foreign_files(tmp_path, start, said):
         read_header(path)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "config.json"])
+def test_a_pipe_is_refused_before_it_is_read(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} is a pipe, socket or device, not a file"):
+        open_component(tmp_path / name)
+    if name == "config.json":  # beside weights, where it is not asked for by name
+        save_file({"t": torch.zeros(2)}, tmp_path / "model.safetensors")
+        assert open_component(tmp_path).config is None
+        return
+    with pytest.raises(CheckpointError, match="is a pipe"):
+        open_component(tmp_path)
+
+
 def test_torch_archive(tmp_path):
     path = tmp_path / "model.safetensors"
     torch.save({"t": torch.zeros(2)}, path)

@@ -58,7 +58,8 @@ def test_a_contract_against_the_record_is_a_departure(tmp_path):
     against = load_model(path, contract="preview-4").departures
     assert {"points 5 instead of the recorded 9", "shift_video 12.0 instead of the recorded 10.0"} <= set(against)
     record.write_text(json.dumps(RECORD | {"vsa_sparsity": "most"}))
-    assert "vsa_sparsity='most'" in load_model(path, contract="preview-4").departures[0]
+    departure = load_model(path, contract="preview-4").departures[0]
+    assert "fastvideo_inference.json says vsa_sparsity='most'" in departure
 
 
 def test_a_record_belongs_to_a_file_only_where_it_is_alone(tmp_path):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from comfyui_fasth3.fasth3_core.config import DiTConfig, VSAConfig
-from comfyui_fasth3.fasth3_core.contracts import CONTRACTS, infer
+from comfyui_fasth3.fasth3_core.contracts import CONTRACTS, Record, infer
 from comfyui_fasth3.fasth3_core.errors import ConfigError, ContractError
 from comfyui_fasth3.fasth3_core.model.handle import H3Model
 from comfyui_fasth3.fasth3_core.sampling.schedule import explicit
@@ -51,10 +51,10 @@ RECORD = {
 
 
 def test_a_recorded_contract_is_taken():
-    contract = infer(config(), gates_zero=False, recorded=RECORD)
+    contract = infer(config(), gates_zero=False, recorded=Record(RECORD, "here"))
     assert (contract.name, contract.points, contract.shift_video, contract.sparsity) == ("v2-8", 9, 10.0, 0.8)
     other = RECORD | {"dmd_denoising_steps": [900, 500], "num_inference_steps": 3}
-    own = infer(config(), gates_zero=False, recorded=other)
+    own = infer(config(), gates_zero=False, recorded=Record(other, "here"))
     assert (own.name, own.rungs, own.default_grid) == ("recorded", (900, 500), "trained")
 
 
@@ -76,14 +76,14 @@ def test_a_recorded_contract_is_taken():
     ],
 )
 def test_bad_records_are_refused(change, message):
-    with pytest.raises(ContractError, match=message):
-        infer(config(), gates_zero=False, recorded=RECORD | change)
+    with pytest.raises(ContractError, match=f"^here (says|has) .*{message}"):
+        infer(config(), gates_zero=False, recorded=Record(RECORD | change, "here"))
 
 
 def test_a_record_may_leave_fields_empty_and_have_one_rung():
     silent = {"vsa_tile_size": None, "video_scheduler_shift": None}
     single = {"dmd_denoising_steps": [999], "num_inference_steps": 2}
-    contract = infer(config(), gates_zero=False, recorded=RECORD | silent | single)
+    contract = infer(config(), gates_zero=False, recorded=Record(RECORD | silent | single, "here"))
     assert (contract.rungs, contract.tile_size, contract.shift_video) == ((999,), 64, 12.0)
 
 
