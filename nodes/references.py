@@ -36,9 +36,9 @@ class FastH3References(io.ComfyNode):
             display_name="FastH3 References",
             category=CATEGORY,
             description="Pictures, videos and sounds that the video is to resemble. With clip it encodes the prompt as "
-            "in training: the text encoder sees the pictures. With positive it adds them to an encoded prompt, and no "
-            "text encoder is needed. Pictures come first, then videos, then sounds. FastH3 Omni and the base model were "
-            "trained with references; reference videos run on the base alone.",
+            "in training: the text encoder sees the pictures. With positive it adds them to an encoded prompt, for "
+            "which no text encoder is needed. Pictures come first, then videos, then sounds. FastH3 Omni and the base "
+            "model were trained with references; reference videos run on the base alone.",
             inputs=[
                 Vae.Input("vae", tooltip="From FastH3 Load VAE, with encoders in both VAEs."),
                 io.Latent.Input("latent", tooltip="The empty latent of the video: references are no longer than it."),

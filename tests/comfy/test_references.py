@@ -70,7 +70,7 @@ def test_they_add_up_with_the_stock_nodes(server):
 
 
 def test_the_text_encoder_sees_what_the_stock_node_shows_it(server):
-    """With clip in place of positive: the same tokens and states, but for rounding of pictures, and the same references."""
+    """With clip in place of positive: the same tokens, states but for rounding of pictures, and references."""
     inputs = {"clip": ["clip", 0], "prompt": graphs.PROMPT}
     graph = plain(**ours("positive", {**ALL, **inputs}))
     del graph["ours"]["inputs"]["positive"]
