@@ -12,6 +12,7 @@ FOLDER = ROOT / "workflows"
 SMALL = {
     "FastH3EmptyLatent": {"aspect": "custom", "width": graphs.WIDTH, "height": graphs.HEIGHT,
                           "seconds": graphs.SECONDS},
+    "FastH3References": {"size": "as the video"},
     "MiniMaxH3ImageToVideo": {"width": graphs.WIDTH, "height": graphs.HEIGHT, "length": graphs.FRAMES},
     "MiniMaxH3ReferenceToVideo": {"width": graphs.WIDTH, "height": graphs.HEIGHT, "length": graphs.FRAMES},
 }
@@ -45,6 +46,8 @@ def stand_in(node: dict, name: str, value: str) -> str | None:
     """Which tiny file plays the model file that an input names; None if it names none."""
     if not value.endswith(".safetensors"):
         return None
+    if node["inputs"].get("contract") == "omniref-8":
+        return "diffusion_models/tiny_omni.safetensors" if name == "model_name" else None
     if name in ("model_name", "unet_name"):
         dense = node["inputs"].get("contract") in ("base", "turbo-4", "turbo-8", "preview-4-dense")
         dense = dense or "minimax_h3_fl2va" in value

@@ -73,7 +73,7 @@ def test_previews_when_the_user_has_them_on(server, method):
 def test_previews_of_a_run_that_takes_its_time(server, tmp_path):
     """Strips of four moments, 2 x 2 for a square video, that are no flat colour and differ from step to step."""
     with Events(server.url) as events:
-        prompt_id = server.submit(long_run(seed=26, frames=124), extra_data={"preview_method": "latent2rgb"})
+        prompt_id = server.submit(long_run(seed=26, frames=73), extra_data={"preview_method": "latent2rgb"})
         assert server.wait(prompt_id)["status"]["status_str"] == "success"
         events.finished()
         assert 1 <= len(events.previews) <= 49

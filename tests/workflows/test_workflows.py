@@ -7,13 +7,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "workflows"
-NAMES = ["fasth3_first_last_frame", "fasth3_t2v_adapter", "fasth3_t2v_from_embeds", "fasth3_t2v_preview"]
+NAMES = [
+    "fasth3_first_last_frame", "fasth3_references", "fasth3_t2v_adapter", "fasth3_t2v_from_embeds",
+    "fasth3_t2v_preview",
+]
 STOCK = json.loads((ROOT / "tests" / "comfy" / "stock_nodes.json").read_text("utf-8"))
 """Schemas of ComfyUI's own nodes, as its server announces them, file lists emptied."""
 
 NOTE = "MarkdownNote"
 COMPANIONS = {("FastH3Sampler", "seed"): "fixed", ("LoadImage", "image"): "image"}
 """Widgets behind which the editor stores one more value: what to do with a seed after the run, the upload button."""
+GROWING = ("images", "videos", "audios")
+"""Inputs that unfold to as many sockets as are connected, and one more: images.image_0, ..."""
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 FOLDERS = {
     ("FastH3LoadModel", "model_name"): "diffusion_models", ("FastH3LoadVAE", "video_vae"): "vae",
@@ -105,10 +110,10 @@ def test_every_node_and_value_is_legal(name, schemas):
     for node_id, node in api_of(name).items():
         schema = schemas[node["class_type"]]
         required = [n for n, (kind, options) in schema.items() if n not in node["inputs"] and "default" not in options]
-        optional = {"vsa", "offload", "audio", "report", "first_frame", "last_frame"}
+        optional = {"vsa", "offload", "audio", "report", "first_frame", "last_frame", "positive", *GROWING}
         assert set(required) <= optional, f"node {node_id} lacks {required}"
         for given, value in node["inputs"].items():
-            kind, options = schema[given]
+            kind, options = schema[given.split(".")[0]]
             if isinstance(value, list):
                 continue
             choices = kind if isinstance(kind, list) else options.get("options", [])
@@ -146,7 +151,7 @@ def test_sockets_and_outputs_are_those_of_the_schema(name, schemas, order):
         if node["type"] == NOTE:
             continue
         assert [o["type"] for o in node["outputs"]] == outputs[node["type"]]
-        sockets = [i["name"] for i in node["inputs"] if "widget" not in i]
+        sockets = [i["name"].split(".")[0] for i in node["inputs"] if "widget" not in i]
         assert set(sockets) == set(schemas[node["type"]]) - set(order[node["type"]])
         assert [i["name"] for i in node["inputs"] if "widget" in i] == order[node["type"]]
 
