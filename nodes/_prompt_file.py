@@ -1,45 +1,41 @@
 """Encoded prompts on disk, so that a prompt is encoded once and the 14 to 66 GB text encoder need not be there again.
 
 A safetensors file with `text_states` [1, L, D] in its own dtype, `token_tags` [L] int64, and for every keyframe i
-`keyframe{i}` (its video latent) and/or `keyframe{i}_audio`; metadata `format`, `prompt`, `encoder`, `encoder_hash` and
-`keyframe_frames` (JSON list of the frame numbers).
+`keyframe{i}` (its video latent) and/or `keyframe{i}_audio`, for every reference `reference{i}` and/or
+`reference{i}_audio`; metadata `format`, `prompt`, `encoder`, `encoder_hash`, `keyframe_frames` (JSON list of the frame
+numbers) and, in the second form, `reference_kinds` (JSON list).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..fasth3_core.atomic import replacing
-from ..fasth3_core.errors import CheckpointError, ContractError
-from ..fasth3_core.packing.layout import Keyframe
+from ..fasth3_core.errors import CheckpointError
+from ..fasth3_core.packing.layout import Keyframe, Reference
 from ._conditioning import Prompt
 
 FORMAT = "fasth3-prompt-1"
+FORMAT_WITH_REFERENCES = "fasth3-prompt-2"
+"""So that a version which would leave the references out refuses the file."""
 
 
 def save(path: Path, prompt: Prompt, metadata: Mapping[str, str]) -> None:
-    """Write under a temporary name, then rename.
-
-    Raises:
-        ContractError: the prompt has references, which this form does not hold.
-    """
-    if prompt.references:
-        raise ContractError(
-            f"the conditioning has {len(prompt.references)} references; a prompt file holds text and keyframes only."
-        )
+    """Write under a temporary name, then rename."""
     tensors = {"text_states": prompt.text_states, "token_tags": prompt.token_tags}
-    for i, keyframe in enumerate(prompt.keyframes):
-        for name, tensor in ((f"keyframe{i}", keyframe.latent), (f"keyframe{i}_audio", keyframe.audio_latent)):
-            if tensor is not None:
-                tensors[name] = tensor
-    described = {
-        **metadata, "format": FORMAT, "keyframe_frames": json.dumps([keyframe.frame for keyframe in prompt.keyframes])
-    }
+    tensors |= _named("keyframe", prompt.keyframes) | _named("reference", prompt.references)
+    described = {**metadata, "format": FORMAT, "keyframe_frames": json.dumps([k.frame for k in prompt.keyframes])}
+    if prompt.references:
+        kinds = json.dumps([reference.kind for reference in prompt.references])
+        described |= {"format": FORMAT_WITH_REFERENCES, "reference_kinds": kinds}
     with replacing(path) as partial:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial, metadata=described)
+        # copies: the file has no form for a tensor that two references share
+        plain = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+        save_file(plain, partial, metadata=described)
 
 
 def load(path: Path) -> tuple[Prompt, dict[str, str]]:
@@ -52,17 +48,28 @@ def load(path: Path) -> tuple[Prompt, dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             names = set(file.keys())
-            if metadata.get("format") != FORMAT or not {"text_states", "token_tags"} <= names:
+            known = metadata.get("format") in (FORMAT, FORMAT_WITH_REFERENCES)
+            if not known or not {"text_states", "token_tags"} <= names:
                 raise CheckpointError(
                     f"{path.name} is no prompt file ({metadata.get('format') or 'no format'} instead of {FORMAT}). "
                     "Make one with FastH3 Save Prompt Embeds."
                 )
-            keyframes = tuple(
-                Keyframe(frame, *(
-                    file.get_tensor(name) if name in names else None for name in (f"keyframe{i}", f"keyframe{i}_audio")
-                ))
-                for i, frame in enumerate(json.loads(metadata["keyframe_frames"]))
-            )
-            return Prompt(file.get_tensor("text_states"), file.get_tensor("token_tags"), keyframes), metadata
+
+            def latents(name: str) -> list[torch.Tensor | None]:
+                return [file.get_tensor(n) if n in names else None for n in (name, f"{name}_audio")]
+
+            frames = enumerate(json.loads(metadata["keyframe_frames"]))
+            keyframes = tuple(Keyframe(frame, *latents(f"keyframe{i}")) for i, frame in frames)
+            kinds = enumerate(json.loads(metadata.get("reference_kinds", "[]")))
+            references = tuple(Reference(kind, *latents(f"reference{i}")) for i, kind in kinds)
+            states, tags = file.get_tensor("text_states"), file.get_tensor("token_tags")
+            return Prompt(states, tags, keyframes, references), metadata
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {error}. It may be cut short; save it again.") from error
+
+
+def _named(name: str, conditions: Sequence[Keyframe | Reference]) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for i, condition in enumerate(conditions):
+        tensors |= {f"{name}{i}": condition.latent, f"{name}{i}_audio": condition.audio_latent}
+    return {key: tensor for key, tensor in tensors.items() if tensor is not None}

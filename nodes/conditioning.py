@@ -67,8 +67,8 @@ class FastH3SavePromptEmbeds(io.ComfyNode):
             node_id="FastH3SavePromptEmbeds",
             display_name="FastH3 Save Prompt Embeds",
             category=CATEGORY,
-            description="Saves an encoded prompt, with its keyframes, to the output folder. FastH3 Load Prompt Embeds "
-            "then needs no text encoder.",
+            description="Saves an encoded prompt, with its keyframes and references, to the output folder. FastH3 Load "
+            "Prompt Embeds then needs no text encoder.",
             inputs=[
                 io.Conditioning.Input("positive", tooltip="From ComfyUI's text encode or MiniMax H3 nodes."),
                 io.String.Input("filename_prefix", default="fasth3_prompts/prompt",
@@ -90,7 +90,10 @@ class FastH3SavePromptEmbeds(io.ComfyNode):
         file = host.output_file(filename_prefix, ".safetensors")
         facts = _graph.prompt_facts(cls.hidden.prompt, cls.hidden.unique_id, host.model_roots("text_encoders"))
         _prompt_file.save(file.path, prompt, facts)
-        text = f"{file.filename}: {prompt.text_states.shape[1]} tokens, {len(prompt.keyframes)} keyframes"
+        parts = {"tokens": prompt.text_states.shape[1], "keyframes": len(prompt.keyframes)}
+        if prompt.references:
+            parts["references"] = len(prompt.references)
+        text = f"{file.filename}: {', '.join(f'{count} {what}' for what, count in parts.items())}"
         return io.NodeOutput(ui=tell(cls, text))
 
 

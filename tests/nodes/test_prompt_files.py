@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, ContractError
+from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError
 from comfyui_fasth3.fasth3_core.packing.layout import Keyframe, Reference
 from comfyui_fasth3.nodes import _conditioning, _graph, _prompt_file
 from comfyui_fasth3.nodes._conditioning import Prompt
@@ -46,11 +46,21 @@ def test_names_in_the_file(tmp_path):
     }
 
 
-def test_references_are_refused_before_anything_is_written(tmp_path):
-    prompt = Prompt(STATES, TAGS, references=(Reference("image", torch.zeros(1, 24, 1, 4, 4)),))
-    with pytest.raises(ContractError, match="1 references"):
-        _prompt_file.save(tmp_path / "a.safetensors", prompt, {})
-    assert list(tmp_path.iterdir()) == []
+def test_references_are_kept_in_a_form_of_their_own(run, tmp_path):
+    """Versions that would leave them out refuse the file."""
+    picture, tone = torch.randn(1, 24, 1, 4, 6), torch.randn(1, 32, 2, 8)
+    references = (Reference("image", picture), Reference("video_audio", picture.expand(1, 24, 2, 4, 6), tone),
+                  Reference("audio", None, tone))
+    prompt = Prompt(STATES, TAGS, PROMPT.keyframes, references)
+    text = run("FastH3SavePromptEmbeds", positive=_conditioning.write(prompt), filename_prefix="p").ui["text"][0]
+    assert text.endswith(": 5 tokens, 3 keyframes, 3 references")
+    loaded = _conditioning.read(run("FastH3LoadPromptEmbeds", file="p_00001_.safetensors [output]").args[0])
+    assert same(loaded, prompt) and [r.kind for r in loaded.references] == ["image", "video_audio", "audio"]
+    for actual, expected in zip(loaded.references, references, strict=True):
+        for a, b in ((actual.latent, expected.latent), (actual.audio_latent, expected.audio_latent)):
+            assert a is b is None or torch.equal(a, b)
+    _prompt_file.save(tmp_path / "a.safetensors", prompt, {})
+    assert _prompt_file.load(tmp_path / "a.safetensors")[1]["format"] == "fasth3-prompt-2"
 
 
 def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
