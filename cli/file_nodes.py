@@ -1,4 +1,7 @@
-"""The few file nodes of ComfyUI that a graph of ours needs, for runs without it: pictures and sound, in and out."""
+"""The few file nodes of ComfyUI that a graph of ours needs, for runs without it: pictures, sound and video."""
+
+from dataclasses import dataclass
+from pathlib import Path
 
 import av
 import numpy as np
@@ -61,6 +64,33 @@ class LoadAudio(io.ComfyNode):
             return io.NodeOutput({"waveform": waveform[None], "sample_rate": stream.codec_context.sample_rate})
 
 
+@dataclass(frozen=True)
+class VideoFile:
+    """What of ComfyUI's VIDEO our nodes read."""
+
+    path: Path
+
+    def get_stream_source(self) -> str:
+        return str(self.path)
+
+    def get_active_trim_window(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+class LoadVideo(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="LoadVideo", display_name="Load Video", category="video",
+            inputs=[io.Combo.Input("file", options=_input_files(".mp4", ".mov", ".mkv", ".webm"))],
+            outputs=[io.Video.Output()],
+        )
+
+    @classmethod
+    def execute(cls, file) -> io.NodeOutput:
+        return io.NodeOutput(VideoFile(_input_path(file)))
+
+
 class SaveImage(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -79,4 +109,4 @@ class SaveImage(io.ComfyNode):
         return io.NodeOutput(ui={"images": saved})
 
 
-FILE_NODES: list[type[io.ComfyNode]] = [LoadImage, LoadAudio, SaveImage]
+FILE_NODES: list[type[io.ComfyNode]] = [LoadImage, LoadAudio, LoadVideo, SaveImage]
