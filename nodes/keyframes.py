@@ -1,13 +1,11 @@
-"""Keyframes: first and last picture of a video as conditions, without the text encoder."""
-
-from functools import partial
+"""Keyframes: first and last picture of a video as conditions, with the text encoder or without."""
 
 import torch
 
 from ..fasth3_core.media.images import cover_crop, opaque, stretch, to_image
-from ..fasth3_core.media.reference_pixels import check_image, to_clip
+from ..fasth3_core.media.reference_pixels import check_image, seen, to_clip
 from ..fasth3_core.packing.geometry import LATENT_PIXELS, frames_of_latents
-from . import _conditioning, _latents
+from . import _conditioning, _latents, _presentation
 from ._encoding import BACKGROUND_TEXT, BACKGROUNDS, POSTERIOR_TEXT, POSTERIORS, check_encoders, encode_pictures
 from ._host import io
 from ._types import CATEGORY, Vae
@@ -23,11 +21,12 @@ class FastH3Keyframes(io.ComfyNode):
             node_id="FastH3Keyframes",
             display_name="FastH3 Keyframes",
             category=CATEGORY,
-            description="Adds a first and a last picture to an encoded prompt. Needs the video VAE and no text "
-            "encoder: the prompt may come from a file. FastH3 Sampler and ComfyUI's own sampler both take the result. "
-            "Students but Omni were distilled for text alone, and the report says so.",
+            description="A first and a last picture of the video. With positive it adds them to an encoded prompt, for "
+            "which no text encoder is needed. With clip it encodes the prompt as in training: the text encoder sees "
+            "the pictures. FastH3 Sampler and ComfyUI's own sampler both take the result. Students were distilled for "
+            "text alone, and the report says so.",
             inputs=[
-                io.Conditioning.Input("positive", tooltip="From a text encoder, or FastH3 Load Prompt Embeds."),
+                io.Conditioning.Input("positive", optional=True, tooltip=_presentation.POSITIVE_TEXT),
                 Vae.Input("vae", tooltip="From FastH3 Load VAE, with an encoder in its video VAE."),
                 io.Latent.Input("latent", tooltip="The empty latent of the video: says its size and its last frame."),
                 io.Image.Input("first_frame", optional=True, tooltip="The first picture of the batch is used."),
@@ -38,6 +37,9 @@ class FastH3Keyframes(io.ComfyNode):
                                tooltip=BACKGROUND_TEXT),
                 io.Combo.Input("posterior", options=list(POSTERIORS), default="sample", optional=True,
                                tooltip=POSTERIOR_TEXT),
+                io.Clip.Input("clip", optional=True, tooltip=_presentation.CLIP_TEXT),
+                io.String.Input("prompt", default="", multiline=True, dynamic_prompts=True, optional=True,
+                                tooltip="Read with clip."),
             ],
             outputs=[io.Conditioning.Output(display_name="positive")],
             hidden=[io.Hidden.unique_id],
@@ -45,23 +47,27 @@ class FastH3Keyframes(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, positive, vae, latent, first_frame=None, last_frame=None, fit="cover", alpha="drop", posterior="sample"
+        cls, vae, latent, positive=None, first_frame=None, last_frame=None, fit="cover", alpha="drop",
+        posterior="sample", clip=None, prompt="",
     ) -> io.NodeOutput:
+        _presentation.check_source(positive, clip, prompt)
         video, _ = _latents.split(latent)
         frames = frames_of_latents(video.shape[2])
         pictures = {0: first_frame, frames - 1: last_frame}
         pictures = {frame: image for frame, image in pictures.items() if image is not None}
-        if not pictures:
-            return io.NodeOutput(positive, ui=tell(cls, "no picture connected: the prompt is passed on"))
         height, width = (side * LATENT_PIXELS for side in video.shape[3:])
-        _conditioning.check_free(positive, pictures)
+        if positive is not None:
+            _conditioning.check_free(positive, pictures)
         for frame, image in pictures.items():
             check_image(image, f"frame {frame}")
-        check_encoders(vae, pictures=True, sounds=False)
-        clips = [partial(_on_canvas, image[0], height, width, fit, alpha) for image in pictures.values()]
-        made = dict(zip(pictures, encode_pictures(vae, clips, posterior), strict=True))
+        check_encoders(vae, pictures=bool(pictures), sounds=False)
+        canvas = [_on_canvas(image[0], height, width, fit, alpha) for image in pictures.values()]
+        made = dict(zip(pictures, encode_pictures(vae, [lambda c=c: c for c in canvas], posterior), strict=True))
+        if clip is not None:
+            positive = _presentation.with_keyframes(clip, prompt, [seen(pixels) for pixels in canvas])
         text = ", ".join(f"frame {frame}: {_told(pictures[frame], height, width, fit)}" for frame in made)
-        return io.NodeOutput(_conditioning.with_keyframes(positive, made), ui=tell(cls, text))
+        ui = tell(cls, text or "no picture connected")
+        return io.NodeOutput(_conditioning.with_keyframes(positive, made) if made else positive, ui=ui)
 
 
 def _on_canvas(image_HWC: torch.Tensor, height: int, width: int, fit: str, alpha: str) -> torch.Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ..fasth3_core.errors import ConfigError
 from ..fasth3_core.media.reference_pixels import encoded, seen
 from ..fasth3_core.media.references import MOST, SIZES, check_counts
 from ..fasth3_core.packing.geometry import LATENT_PIXELS, frames_of_latents
@@ -42,11 +41,8 @@ class FastH3References(io.ComfyNode):
             inputs=[
                 Vae.Input("vae", tooltip="From FastH3 Load VAE, with encoders in both VAEs."),
                 io.Latent.Input("latent", tooltip="The empty latent of the video: references are no longer than it."),
-                io.Conditioning.Input("positive", optional=True,
-                                      tooltip="An encoded prompt. References that it has are kept, and come first. "
-                                      "Connect this, or clip."),
-                io.Clip.Input("clip", optional=True,
-                              tooltip="From Load CLIP, type 'minimax': encodes the prompt of this node."),
+                io.Conditioning.Input("positive", optional=True, tooltip=_presentation.POSITIVE_TEXT),
+                io.Clip.Input("clip", optional=True, tooltip=_presentation.CLIP_TEXT),
                 _grow("images", io.Image, MOST["picture"], "Every picture of a batch is a reference of its own."),
                 _grow("videos", io.Video, MOST["video"], "From Load Video or Create Video, at any frame rate."),
                 _grow("audios", io.Audio, MOST["sound"], "Sounds by themselves. Soundtracks come with their videos."),
@@ -73,7 +69,7 @@ class FastH3References(io.ComfyNode):
         cls, vae, latent, positive=None, clip=None, images=None, videos=None, audios=None, prompt="",
         size=SIZES[0], alpha="drop", posterior="sample", video_sound="use",
     ) -> io.NodeOutput:
-        _check_source(positive, clip, prompt)
+        _presentation.check_source(positive, clip, prompt)
         video, _ = _latents.split(latent)
         frames, (height, width) = frames_of_latents(video.shape[2]), (side * LATENT_PIXELS for side in video.shape[3:])
         rules = Rules(frames, height, width, size, BACKGROUNDS[alpha], video_sound == "use")
@@ -82,7 +78,7 @@ class FastH3References(io.ComfyNode):
         check_counts(_counts([*present, *(each.kind for each in wanted)]))
         made, shown = _encode(vae, wanted, posterior)
         if clip is not None:
-            positive = _presentation.encode(clip, prompt, wanted, shown)
+            positive = _presentation.with_references(clip, prompt, wanted, shown)
         lines = [f"{each.told}: {reference.num_tokens} tokens" for each, reference in zip(wanted, made, strict=True)]
         ui = tell(cls, "\n".join(lines) or "no references connected")
         return io.NodeOutput(_conditioning.with_references(positive, made) if made else positive, ui=ui)
@@ -92,15 +88,6 @@ def _grow(name: str, kind: Any, most: int, tooltip: str) -> io.Autogrow.Input:
     one = name.removesuffix("s")
     template = io.Autogrow.TemplatePrefix(kind.Input(one, tooltip=tooltip), prefix=f"{one}_", min=0, max=most)
     return io.Autogrow.Input(name, template=template, optional=True, tooltip=tooltip)
-
-
-def _check_source(positive: Any, clip: Any, prompt: str) -> None:
-    if (positive is None) == (clip is None):
-        given = "neither" if clip is None else "both"
-        raise ConfigError("positive, clip", given, "one of them", "Connect positive for a prompt that is encoded, or "
-                          "clip to encode the prompt of this node.")
-    if clip is None and prompt.strip():
-        raise ConfigError("prompt", prompt, "no text without clip", "Connect clip instead of positive, or clear it.")
 
 
 def _encode(

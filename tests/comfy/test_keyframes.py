@@ -42,6 +42,21 @@ def test_the_means_are_the_stock_nodes_latents(server):
         assert (stock[key] - made[key] * 1.01).abs().max() > 1e-3 * stock[key].abs().max()
 
 
+def test_the_text_encoder_sees_what_the_stock_node_shows_it(server):
+    """With clip in place of positive. The pictures have the aspect of the video: covered and stretched are the same."""
+    frames = {"first_frame": ["picture_a", 0], "last_frame": ["picture_b", 0]}
+    stock_graph = {**PROMPT_ALONE, **graphs.pictures(), **graphs.conditioning(**frames)}
+    both = ours("positive", "cover", **frames, clip=["clip", 0], prompt=graphs.PROMPT)
+    del both["inputs"]["positive"]
+    server.run({**stock_graph, **graphs.keep("keyframes_shown_stock", positive=("positive", 0))})
+    server.run({**graph(), "both": both, **graphs.keep("keyframes_shown_ours", positive=("both", 0))})
+    stock, made = server.kept("keyframes_shown_stock"), server.kept("keyframes_shown_ours")
+    assert list(stock) == list(made)
+    assert (made["token_tags"] == stock["token_tags"]).all() and not stock["token_tags"].all()
+    difference = (made["text_states"] - stock["text_states"]).square().mean().sqrt()
+    assert difference < 0.02 * stock["text_states"].std()  # 50 layers in bf16
+
+
 def test_both_samplers_take_them(server):
     """With the pictures and without, the same sampler gives different videos."""
     for name, sampler in (

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from comfyui_fasth3.cli.demo_bundle import write_bundle
 from comfyui_fasth3.nodes import NODES, _host
 from comfyui_fasth3.nodes._host_standalone import StandaloneHost
@@ -92,3 +93,24 @@ def whole_vae(run, bundle, vae_weights):
 def canvas(run):
     """22 frames of 96 x 64."""
     return run("FastH3EmptyLatent", width=96, height=64, seconds=0.9).args[0]
+
+
+class TextEncoder:
+    """Stands in for ComfyUI's text encoder of MiniMax-H3: a token for each thing beside the text, two for the text."""
+
+    def __init__(self, sees=True, tags=True):
+        self.sees, self.tags = sees, tags
+
+    def tokenize(self, text, *, images=(), minimax_ref_items=()):
+        self.text, self.beside = text, [*({"type": "image", "data": image} for image in images), *minimax_ref_items]
+        return [*(item["type"] for item in self.beside), "text", "text"]
+
+    def encode_from_tokens_scheduled(self, tokens):
+        seen = [0 if self.sees and kind in ("image", "video") else 1 for kind in tokens]
+        extra = {"minimax_token_tags": torch.tensor(seen)} if self.tags else {}
+        return [[torch.randn(1, len(tokens), 64), extra]]
+
+
+@pytest.fixture
+def text_encoder() -> type[TextEncoder]:
+    return TextEncoder

@@ -73,12 +73,27 @@ def test_the_sampler_takes_them(run, model, whole_vae, canvas, positive):
     assert not torch.equal(*videos)
 
 
+def test_the_text_encoder_sees_what_is_encoded(run, whole_vae, canvas, text_encoder):
+    """Both pictures as they were fitted, in order."""
+    clip, first, last = text_encoder(), picture(HEIGHT, WIDTH + 64), picture()
+    inputs = {"vae": whole_vae, "latent": canvas, "clip": clip, "prompt": "a fox"}
+    made = _conditioning.read(run("FastH3Keyframes", **inputs, first_frame=first, last_frame=last).args[0])
+    assert clip.text == "a fox" and [item["type"] for item in clip.beside] == ["image", "image"]
+    shown = [item["data"] for item in clip.beside]
+    assert torch.equal(shown[0], first[:, :, 32:-32]) and torch.equal(shown[1], last)
+    assert made.token_tags.tolist() == [0, 0, 1, 1] and [k.frame for k in made.keyframes] == [0, 21]
+    alone = _conditioning.read(run("FastH3Keyframes", **inputs).args[0])
+    assert alone.token_tags.tolist() == [1, 1] and alone.keyframes == ()
+
+
 def test_no_picture_passes_the_prompt_on(run, whole_vae, canvas, positive):
     assert run("FastH3Keyframes", positive=positive, vae=whole_vae, latent=canvas).args[0] is positive
 
 
 def test_what_is_refused(run, whole_vae, vae, canvas, positive):
     inputs = {"positive": positive, "vae": whole_vae, "latent": canvas}
+    with pytest.raises(ConfigError, match="positive, clip='neither'"):
+        run("FastH3Keyframes", **{**inputs, "positive": None}, first_frame=picture())
     once = run("FastH3Keyframes", **inputs, first_frame=picture()).args[0]
     with pytest.raises(ContractError, match="a keyframe at frame 0 already"):
         run("FastH3Keyframes", **{**inputs, "positive": once}, first_frame=picture())

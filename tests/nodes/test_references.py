@@ -185,50 +185,36 @@ def test_nothing_connected_passes_the_prompt_on(refer, positive):
     assert refer(images=[None]) == () and refer.positive is positive
 
 
-class Clip:
-    """Stands in for ComfyUI's text encoder of MiniMax-H3: one token an item, and two for the text."""
-
-    def __init__(self, sees=True, tags=True):
-        self.sees, self.tags = sees, tags
-
-    def tokenize(self, text, **items):
-        self.text, self.items = text, items["minimax_ref_items"]
-        return [item["type"] for item in self.items] + ["text", "text"]
-
-    def encode_from_tokens_scheduled(self, tokens):
-        seen = [0 if self.sees and kind in ("image", "video") else 1 for kind in tokens]
-        extra = {_conditioning.TOKEN_TAGS: torch.tensor(seen)} if self.tags else {}
-        return [[torch.randn(1, len(tokens), 64), extra]]
-
-
-def test_the_text_encoder_sees_what_is_encoded(refer):
+def test_the_text_encoder_sees_what_is_encoded(refer, text_encoder):
     """Prepared pictures, two frames a second of videos with their times, and where sound is."""
-    clip, image, film = Clip(), picture(), video(frames=22, audio=sound())
+    clip, image, film = text_encoder(), picture(), video(frames=22, audio=sound())
     found = refer(positive=None, clip=clip, prompt="<Picture 1> runs", images=[image], videos=[film], audios=[sound()])
     assert [r.kind for r in found] == ["image", "video_audio", "audio"]
     assert clip.text == "<Picture 1> runs"
-    assert [item["type"] for item in clip.items] == ["image", "audio", "video", "audio"]
-    assert torch.equal(clip.items[0]["data"], image) and clip.items[2]["timestamps"] == [0.0, 0.5]
-    assert torch.equal(clip.items[2]["data"], film.parts.images[[0, 12]])
+    assert [item["type"] for item in clip.beside] == ["image", "audio", "video", "audio"]
+    assert torch.equal(clip.beside[0]["data"], image) and clip.beside[2]["timestamps"] == [0.0, 0.5]
+    assert torch.equal(clip.beside[2]["data"], film.parts.images[[0, 12]])
     assert _conditioning.read(refer.positive).token_tags.tolist() == [0, 1, 0, 1, 1, 1]
 
 
-def test_a_prompt_without_references(refer):
-    assert refer(positive=None, clip=Clip(), prompt="a fox") == ()
+def test_a_prompt_without_references(refer, text_encoder):
+    assert refer(positive=None, clip=text_encoder(), prompt="a fox") == ()
 
 
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
         ({"positive": None}, ConfigError, "positive, clip='neither'"),
-        ({"clip": Clip()}, ConfigError, "positive, clip='both'"),
+        ({"clip": {}}, ConfigError, "positive, clip='both'"),
         ({"prompt": "a fox"}, ConfigError, "prompt='a fox': expected no text without clip"),
-        ({"positive": None, "clip": Clip(tags=False)}, ContractError, "no MiniMax-H3 text encoder"),
-        ({"positive": None, "clip": Clip(sees=False)}, ContractError, "has not seen the references"),
+        ({"positive": None, "clip": {"tags": False}}, ContractError, "no MiniMax-H3 text encoder"),
+        ({"positive": None, "clip": {"sees": False}}, ContractError, "has not seen the pictures"),
     ],
     ids=["neither", "both", "text", "other-encoder", "blind"],
 )
-def test_where_the_prompt_comes_from(refer, inputs, error, message):
+def test_where_the_prompt_comes_from(refer, text_encoder, inputs, error, message):
+    if "clip" in inputs:
+        inputs = {**inputs, "clip": text_encoder(**inputs["clip"])}
     with pytest.raises(error, match=message):
         refer(images=[picture()], **inputs)
 

@@ -100,7 +100,8 @@ EXPECTED = {
         [
             ("positive", "CONDITIONING", None), ("vae", "FASTH3_VAE", None), ("latent", "LATENT", None),
             ("first_frame", "IMAGE", None), ("last_frame", "IMAGE", None), ("fit", "COMBO", "cover"),
-            ("alpha", "COMBO", "drop"), ("posterior", "COMBO", "sample"),
+            ("alpha", "COMBO", "drop"), ("posterior", "COMBO", "sample"), ("clip", "CLIP", None),
+            ("prompt", "STRING", ""),
         ],
         ["CONDITIONING"],
     ),
@@ -119,7 +120,8 @@ OPTIONAL = {
     ("FastH3Sampler", "vsa"), ("FastH3Sampler", "offload"), ("FastH3SavePreview", "audio"),
     ("FastH3DecodeToVideo", "report"), ("FastH3SaveLatent", "report"), ("FastH3SavePreview", "report"),
     ("FastH3EmptyLatent", "aspect"), ("FastH3EmptyLatent", "megapixels"),
-    *(("FastH3Keyframes", name) for name in ("first_frame", "last_frame", "fit", "alpha", "posterior")),
+    *(("FastH3Keyframes", name) for name in (
+        "positive", "first_frame", "last_frame", "fit", "alpha", "posterior", "clip", "prompt")),
     *(("FastH3References", name) for name in (
         "positive", "clip", "images", "videos", "audios", "prompt", "size", "alpha", "posterior", "video_sound")),
 }

@@ -110,7 +110,7 @@ def test_every_node_and_value_is_legal(name, schemas):
     for node_id, node in api_of(name).items():
         schema = schemas[node["class_type"]]
         required = [n for n, (kind, options) in schema.items() if n not in node["inputs"] and "default" not in options]
-        optional = {"vsa", "offload", "audio", "report", "first_frame", "last_frame", "positive", *GROWING}
+        optional = {"vsa", "offload", "audio", "report", "first_frame", "last_frame", "positive", "clip", *GROWING}
         assert set(required) <= optional, f"node {node_id} lacks {required}"
         for given, value in node["inputs"].items():
             kind, options = schema[given.split(".")[0]]
