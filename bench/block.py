@@ -149,6 +149,15 @@ def milliseconds(functions: dict) -> dict[tuple, list[float]]:
     return {key: found[2:] for key, found in times.items()}
 
 
+def extra_gib(function) -> float:
+    """Most memory beside what is held: the weights, the stream and the tables."""
+    function()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    function()
+    return round((torch.cuda.max_memory_allocated() - held) / 2**30, 3)
+
+
 def projections(block: Block, forms: dict[str, dict]) -> dict[tuple, object]:
     linear = package("fasth3_core.model.linear").linear
     rows = {name: torch.randn(block.stream.shape[0], w.shape[1], device=DEVICE, dtype=DTYPE)
@@ -183,14 +192,16 @@ def main() -> None:
     del plain
     x = block.stream.clone()
     functions = {("block", form): partial(block.run, x, weights) for form, weights in forms.items()}
+    extra = {form: extra_gib(function) for (_, form), function in functions.items()}
     rows = []
     for group in (functions, projections(block, forms)):
         for (what, form), times in milliseconds(group).items():
             cuts = statistics.quantiles(times, n=5, method="inclusive")
             row = {"what": what, "form": form, "p20_ms": cuts[0], "p50_ms": statistics.median(times), "p80_ms": cuts[3]}
-            rows.append(env | row | ({"from_bf16": apart[form]} if what == "block" else {}))
-            error = f"differs from bf16 by {apart[form]:.1e}" if what == "block" and form != "bf16" else ""
-            print(f"{what:<34} {form:<5} {row['p50_ms']:8.3f} ms ({cuts[0]:.3f} to {cuts[3]:.3f})  {error}", flush=True)
+            more = {"from_bf16": apart[form], "extra_gib": extra[form]} if what == "block" else {}
+            rows.append(env | row | more)
+            said = f"{apart[form]:.1e} from bf16, {extra[form]:.2f} GiB" if more else ""
+            print(f"{what:<34} {form:<5} {row['p50_ms']:8.3f} ms ({cuts[0]:.3f} to {cuts[3]:.3f})  {said}", flush=True)
     for row in rows:
         row["attention"] = block.vsa_ops.block_sparse_attention.name
     (args.out / "block.json").write_text(json.dumps(rows, indent=1))
