@@ -205,12 +205,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--attention", default="auto", help="VSA backend of the whole block (%(default)s)")
+    parser.add_argument("--commit", help="recorded where git is not at hand; default: HEAD")
     args = parser.parse_args()
     wrong = [*check(111), *check(5000), *check_beyond_31_bits()]
     if wrong:
         sys.exit("\n".join(wrong))
     torch.cuda.empty_cache()
-    rows = [environment() | r for r in time_ops() + time_block(args.attention)]
+    env = environment() | ({"commit": args.commit} if args.commit else {})
+    rows = [env | r for r in time_ops() + time_block(args.attention)]
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "token_ops.json").write_text(json.dumps(rows, indent=1))
     for r in rows:
