@@ -48,37 +48,50 @@ class RunReport:
         return asdict(self)
 
     def to_text(self) -> str:
-        """A few lines for the node and the log."""
-        contract, geometry, attention = self.contract, self.geometry, self.attention
-        lines = [
-            f"{self.model.get('source', '?')}: contract {contract.get('name')}, {len(self.steps)} forwards, "
-            f"shifts {contract.get('shift_video'):g}/{contract.get('shift_audio'):g}, {self.model.get('dtype')}",
-            f"{geometry.get('width')}x{geometry.get('height')}, {geometry.get('frames')} frames, "
-            f"{geometry.get('tokens')} tokens",
-        ]
-        if str(self.model.get("contract_by", "")).startswith("default"):
-            lines.append(f"contract {contract.get('name')} by {self.model['contract_by']}")
-        for adapter in self.model.get("adapters", ()):
-            used = ", ".join(f"{adapter[what]} {what}" for what in ADAPTER_OUTCOMES if adapter[what])
-            lines.append(f"adapter {adapter['name']} at {adapter['strength']:g}: {used} tensors")
-        sparse = sum(step.sparse_blocks for step in self.steps)
-        total = sparse + sum(step.dense_blocks for step in self.steps)
-        if attention.get("tile_size"):
-            kept = sorted({step.kept_tiles for step in self.steps})
-            lines.append(
-                f"VSA: backend {attention.get('backend')}, tile {attention['tile_size']}, {sparse} of {total} block "
-                f"calls sparse, {'/'.join(map(str, kept))} of {attention.get('video_tiles')} video tiles kept"
-            )
-        else:
-            lines.append(f"dense attention by contract, {total} block calls")
-        lines += [f"not used: {name}: {why}" for name, why in attention.get("refused", {}).items()]
+        """A few lines for the node and the log. What is not recorded, as in files of other versions, is not told."""
+        lines = list(_request_lines(self.model, self.contract, self.geometry, len(self.steps)))
+        lines += [*_adapter_lines(self.model.get("adapters", ())), *_attention_lines(self.attention, self.steps)]
+        lines += [f"not used: {name}: {why}" for name, why in self.attention.get("refused", {}).items()]
         if self.token_ops:
             lines.append("token-wise operations: " + ", ".join(sorted({row["backend"] for row in self.token_ops})))
         lines += _weights_lines(self.weights)
         lines += [f"departs from the contract: {text}" for text in self.departures]
         lines += [f"warning: {text}" for text in self.warnings]
-        lines.append(", ".join(f"{stage} {value:.2f} s" for stage, value in self.seconds.items()))
+        if self.seconds:
+            lines.append(", ".join(f"{stage} {value:.2f} s" for stage, value in self.seconds.items()))
         return "\n".join(lines)
+
+
+def _request_lines(model: dict[str, Any], contract: dict[str, Any], geometry: dict[str, Any], forwards: int):
+    name = contract.get("name", "not recorded")
+    ran = [f"contract {name}", f"{forwards} forwards"]
+    if {"shift_video", "shift_audio"} <= contract.keys():
+        ran.append(f"shifts {contract['shift_video']:g}/{contract['shift_audio']:g}")
+    yield f"{model.get('source', '?')}: " + ", ".join([*ran, *filter(None, [model.get("dtype")])])
+    if geometry:
+        width, height, frames, tokens = (geometry.get(key, "?") for key in ("width", "height", "frames", "tokens"))
+        yield f"{width}x{height}, {frames} frames, {tokens} tokens"
+    if str(model.get("contract_by", "")).startswith("default"):
+        yield f"contract {name} by {model['contract_by']}"
+
+
+def _adapter_lines(adapters: list[dict[str, Any]]):
+    for adapter in adapters:
+        used = ", ".join(f"{adapter[what]} {what}" for what in ADAPTER_OUTCOMES if adapter[what])
+        yield f"adapter {adapter['name']} at {adapter['strength']:g}: {used} tensors"
+
+
+def _attention_lines(attention: dict[str, Any], steps: list[StepReport]):
+    sparse = sum(step.sparse_blocks for step in steps)
+    total = sparse + sum(step.dense_blocks for step in steps)
+    if attention.get("tile_size"):
+        kept = sorted({step.kept_tiles for step in steps})
+        yield (
+            f"VSA: backend {attention.get('backend')}, tile {attention['tile_size']}, {sparse} of {total} block "
+            f"calls sparse, {'/'.join(map(str, kept))} of {attention.get('video_tiles')} video tiles kept"
+        )
+    elif steps:
+        yield f"dense attention by contract, {total} block calls"
 
 
 def _weights_lines(weights: dict[str, Any]) -> list[str]:
