@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..fasth3_core.errors import CheckpointError
+from ..fasth3_core.vae.chunks import CLIP_FRAMES
+from ..fasth3_core.vae.tiling import TILE
 from . import _host
 from ._vae_pair import VaePair
 
@@ -15,6 +17,14 @@ POSTERIOR_TEXT = (
 )
 BACKGROUNDS = {"drop": None, "white": 1.0, "black": 0.0}
 BACKGROUND_TEXT = "What is behind transparent pixels. 'drop' keeps their hidden colours, as ComfyUI's nodes do."
+
+
+_FRAME_BYTES = 5 * 128 * TILE * TILE * 4
+"""A frame of one tile where the encoder is widest, in fp32: what is added later, normalised, padded and put out, and a
+convolution's own. All frames of a clip are encoded at once."""
+_SAMPLE_BYTES = 5 * 2 * 64 * 4
+"""The same of one sample of both channels."""
+_SPARE_BYTES = 512 << 20
 
 
 def check_encoders(vae: VaePair, pictures: bool, sounds: bool) -> None:
@@ -33,21 +43,19 @@ def check_encoders(vae: VaePair, pictures: bool, sounds: bool) -> None:
 
 def encode_pictures(vae: VaePair, clips: Sequence[Callable[[], torch.Tensor]], posterior: str) -> list[torch.Tensor]:
     """Normalised latents [1, 24, t, h, w] on the CPU of clips [1, 3, F, H, W], each made when it is encoded."""
-    if not clips:
-        return []
     host, encoder = _host.get(), vae.encoder
-    host.acquire(encoder, host.device(), encoder.working_bytes())
     latents = []
-    with torch.inference_mode():
-        for make in clips:
-            pixels, show = make(), None
+    for make in clips:
+        pixels, show = make(), None
 
-            def moved(done: int, total: int) -> None:
-                nonlocal show
-                show = show or host.progress(total)
-                show(done, None)
+        def moved(done: int, total: int) -> None:
+            nonlocal show
+            show = show or host.progress(total)
+            show(done, None)
 
-            watched = {"on_chunk": moved, "check_interrupt": host.check_interrupt}
+        watched = {"on_chunk": moved, "check_interrupt": host.check_interrupt}
+        host.acquire(encoder, host.device(), min(pixels.shape[2], CLIP_FRAMES) * _FRAME_BYTES + _SPARE_BYTES)
+        with torch.inference_mode():
             if posterior == "sample":
                 latents.append(encoder.vae.condition_latent(pixels, **watched))
             else:
@@ -57,13 +65,11 @@ def encode_pictures(vae: VaePair, clips: Sequence[Callable[[], torch.Tensor]], p
 
 def encode_sounds(vae: VaePair, waves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Normalised latents [1, 32, 2, a] on the CPU of sounds [2, 1, L] at 32 kHz: the posterior's mean, always."""
-    if not waves:
-        return []
     host, encoder = _host.get(), vae.sound_encoder
-    host.acquire(encoder, host.device(), encoder.working_bytes())
     latents = []
-    with torch.inference_mode():
-        for wave in waves:
-            host.check_interrupt()
+    for wave in waves:
+        host.check_interrupt()
+        host.acquire(encoder, host.device(), wave.shape[2] * _SAMPLE_BYTES + _SPARE_BYTES)
+        with torch.inference_mode():
             latents.append(encoder.vae.normalise(encoder.vae.encode(wave)).transpose(0, 1)[None].cpu())
     return [latent.clone() for latent in latents]

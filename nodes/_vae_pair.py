@@ -29,8 +29,6 @@ _TILE_BYTES = 160 << 20
 _PIXEL_BYTES = 3 * (DECODED_FRAMES * 2 + 2 * CLIP_FRAMES * 4)
 """Per pixel of the canvas: a clip of 28 frames in fp16, and its 17 finished frames in fp32, twice while one leaves."""
 _SPARE_BYTES = 512 << 20
-_ENCODE_BYTES = 1 << 30
-"""One frame of 256 x 256 pixels, 128 channels wide, in fp32: 34 MB a tensor, some of them and a convolution's own."""
 
 
 class VaePair:
@@ -134,10 +132,6 @@ class VaeEncoder:
 
     def nbytes(self, device: torch.device) -> int:
         return self._nbytes
-
-    def working_bytes(self) -> int:
-        """Bytes that encoding one tile of one picture, or 15 s of sound, takes beside the weights."""
-        return _ENCODE_BYTES
 
     def materialise(
         self,
