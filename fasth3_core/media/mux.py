@@ -3,13 +3,14 @@
 import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
 import av
 import numpy as np
 import torch
-from av.video.reformatter import ColorRange, Colorspace
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from ..errors import FastH3Error, GeometryError
 from ..packing.geometry import FPS
@@ -52,6 +53,8 @@ class Movie:
         output.check_size(width, height)
         self.output, self.size = output, (height, width)
         self.frames = self.samples = 0
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="fasth3-convert")
+        self._reformatter = VideoReformatter()  # one for all frames: each makes its tables and threads once
         self.sound = None if output.audio_codec == "none" else sound
         self.container = av.open(
             str(path), "w", format=output.form.muxer, options=dict(_MUXER_OPTIONS[output.form.muxer])
@@ -69,6 +72,7 @@ class Movie:
         return self
 
     def __exit__(self, failure, *_) -> None:
+        self._ahead.shutdown(wait=True, cancel_futures=True)
         try:
             self.container.close()
         except Exception:  # on a full disk an interruption would become an error
@@ -82,8 +86,8 @@ class Movie:
             raise GeometryError(
                 f"frames of shape {list(frames_FHWC.shape)} at frame {self.frames}, expected [n, {height}, {width}, 3]."
             )
-        for rgb in frames_FHWC.numpy():
-            self._encode_frame(rgb)
+        for frame in self._ahead.map(self._converted, frames_FHWC.numpy()):
+            self._encode_frame(frame)
         self._encode_sound_until(self._samples_of(self.frames))
 
     def encode_all_sound(self) -> None:
@@ -123,14 +127,16 @@ class Movie:
         stream.codec_context.format = _SAMPLES[codec]
         return stream
 
-    def _encode_frame(self, rgb_HWC: np.ndarray) -> None:
+    def _converted(self, rgb_HWC: np.ndarray) -> av.VideoFrame:
+        """In the encoder's pixels; runs in a thread of its own, while the frame before is encoded."""
         frame = av.VideoFrame.from_ndarray(rgb_HWC, format=_NUMPY_FORMATS[self.output.sample_bits])
         if self.output.form.rgb:
-            frame = frame.reformat(format=self.output.pixels)
-        else:
-            frame = frame.reformat(
-                format=self.output.pixels, dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
-            )
+            return self._reformatter.reformat(frame, format=self.output.pixels)
+        return self._reformatter.reformat(
+            frame, format=self.output.pixels, dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
+        )
+
+    def _encode_frame(self, frame: av.VideoFrame) -> None:
         frame.pts, frame.time_base = self.frames, Fraction(1, FPS)
         self.container.mux(self.video_stream.encode(frame))
         self.frames += 1

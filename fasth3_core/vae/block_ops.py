@@ -26,6 +26,7 @@ class BlockOps:
     residual_rms: Callable
     head_norm_rope: Callable
     swiglu: Callable
+    linear_swiglu: registry.Resolved
     bounded_attention: Callable
     quantise_rows: Callable
     form: str
@@ -36,7 +37,8 @@ class BlockOps:
     def choose(cls, device: torch.device, dtype: torch.dtype, head_dim: int, form: str = "") -> "BlockOps":
         case = Case(device=device, dtype=dtype, head_dim=head_dim)
         adding = [registry.resolve(name, "auto", case) for name in ("residual_rms", "head_norm_rope", "swiglu")]
-        others = [registry.resolve(name, "auto", case) for name in ("bounded_attention", "quantise_rows")]
+        names = ("linear_swiglu", "bounded_attention", "quantise_rows")
+        others = [registry.resolve(name, "auto", case) for name in names]
         return cls(*adding, *others, form, leaves_bias=form != "" or all(op.name == "triton" for op in adding))
 
     def project(self, x: Rows, layer: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -66,9 +68,8 @@ class BlockOps:
 
     def _hidden(self, x: Rows, layer: Linear) -> Rows:
         """silu(gate) * value of a layer with the value's rows first."""
-        if self.leaves_bias or not isinstance(layer.weight, torch.Tensor):
-            y, bias = self.project(x, layer)
-            return self.swiglu(*y.chunk(2, dim=-1), bias, self.form)
-        # two products instead of one of double width: both halves stay contiguous, and work in place
-        (value, value_bias), (gate, gate_bias) = zip(layer.weight.chunk(2), layer.bias.chunk(2), strict=True)
-        return self.swiglu(F.linear(x, value, value_bias), F.linear(x, gate, gate_bias), None)
+        in_one = self.linear_swiglu.name == "hopper" or not self.leaves_bias
+        if in_one and isinstance(layer.weight, torch.Tensor):
+            return self.linear_swiglu(x, layer.weight, layer.bias)
+        y, bias = self.project(x, layer)
+        return self.swiglu(*y.chunk(2, dim=-1), bias, self.form)

@@ -9,12 +9,35 @@ from typing import Any
 import torch
 
 from ..errors import GeometryError
-from .run import nothing
+from .chunks import decode_plan
+from .run import Progress, nothing
+from .tiling import STEP
 
 log = logging.getLogger("fasth3.vae")
 
 STAGE = 4 << 20
 """Elements of one page-locked buffer, 16 MiB of fp32: 0.3 ms of transfer, so that starting one costs nothing."""
+
+
+class Decodes:
+    """Frames as one tensor, for what has a `device` and yields them clip by clip."""
+
+    device: torch.device
+
+    def decode(
+        self,
+        latent: torch.Tensor,
+        *,
+        tile_batch: int = 0,
+        out_device: torch.device | str = "cpu",
+        on_chunk: Progress | None = None,
+        check_interrupt: Callable[[], None] = nothing,
+    ) -> torch.Tensor:
+        """All frames as one tensor [1, 3, F, H, W] fp32 on `out_device`. Arguments as of decode_chunks()."""
+        parts = self.decode_chunks(latent, tile_batch=tile_batch, on_chunk=on_chunk, check_interrupt=check_interrupt)
+        _, _, T, h, w = latent.shape
+        out = torch.empty(1, 3, decode_plan(T).frames, h * STEP, w * STEP, dtype=torch.float32, device=out_device)
+        return collect(parts, out, self.device)
 
 
 def collect(chunks: Iterable[torch.Tensor], out: torch.Tensor, device: torch.device) -> torch.Tensor:

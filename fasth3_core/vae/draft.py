@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from ...kernels.precision import exact_fp32
 from ..errors import ConfigError, FastH3Error, GeometryError
 from . import chunks, tensors
-from .collect import collect
+from .collect import Decodes
 from .run import Progress, nothing
-from .tiling import STEP
 
 DRAFT = "draft decoder (taeh3): quick, and not the released picture"
 GROUP = chunks.CLIP_LATENTS * chunks.FRAMES_PER_LATENT
@@ -40,7 +39,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class DraftVAE:
+class DraftVAE(Decodes):
     """Weights on one device, with the decoding half of VideoVAE's methods. Immutable: `to` makes another."""
 
     convs: tuple[tuple[int, Conv], ...]
@@ -93,21 +92,6 @@ class DraftVAE:
         device = torch.device(device)
         parts = (tensors.moved(part, device) for part in (self.convs, self.memory, self.growth))
         return DraftVAE(*parts, self.latent_channels, device)
-
-    def decode(
-        self,
-        latent: torch.Tensor,
-        *,
-        tile_batch: int = 0,
-        out_device: torch.device | str = "cpu",
-        on_chunk: Progress | None = None,
-        check_interrupt: Callable[[], None] = nothing,
-    ) -> torch.Tensor:
-        """All frames [1, 3, F, H, W] fp32 in [0, 1] on `out_device`. Arguments as of decode_chunks()."""
-        parts = self.decode_chunks(latent, tile_batch=tile_batch, on_chunk=on_chunk, check_interrupt=check_interrupt)
-        T, h, w = latent.shape[2:]
-        out = torch.empty(1, 3, chunks.decode_plan(T).frames, h * STEP, w * STEP, device=out_device)
-        return collect(parts, out, self.device)
 
     def decode_chunks(
         self,

@@ -95,19 +95,24 @@ def sample_posterior(mean: torch.Tensor, logvar: torch.Tensor, generator: torch.
     return mean + torch.exp(0.5 * logvar) * noise.to(mean.device)
 
 
-def _pixel_statistics(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    values = torch.tensor((PIXEL_MEAN, PIXEL_STD), dtype=torch.float32, device=like.device)
-    mean, std = values[..., None, None, None]
+def pixel_statistics(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of the colours, [3] each."""
+    mean, std = torch.tensor((PIXEL_MEAN, PIXEL_STD), dtype=torch.float32, device=device)
     return mean, std
+
+
+def _over_frames(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    mean, std = pixel_statistics(like.device)
+    return mean[:, None, None, None], std[:, None, None, None]
 
 
 def to_pixels(frames_CFHW: torch.Tensor) -> torch.Tensor:
     """ImageNet-normalised frames of any dtype to [1, 3, F, H, W] fp32 in [0, 1]; always a new tensor."""
-    mean, std = _pixel_statistics(frames_CFHW)
+    mean, std = _over_frames(frames_CFHW)
     return torch.mul(frames_CFHW, std).add_(mean).clamp_(0, 1)[None]
 
 
 def from_pixels(pixels_BCFHW: torch.Tensor) -> torch.Tensor:
     """Pixels in [0, 1] to ImageNet-normalised fp32."""
-    mean, std = _pixel_statistics(pixels_BCFHW)
+    mean, std = _over_frames(pixels_BCFHW)
     return (pixels_BCFHW.float() - mean) / std

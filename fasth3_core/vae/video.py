@@ -4,22 +4,22 @@ Latents are fp32 and normalised on the way in to decode(), raw on the way out of
 Memory is bounded by one clip, whatever the length.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from ...kernels.precision import exact_fp32
-from ..errors import CheckpointError, ConfigError, FastH3Error, GeometryError
+from ..errors import CheckpointError, ConfigError, GeometryError
 from . import chunks, latents, tensors
-from .collect import collect
+from .collect import Decodes
+from .decoding import TileClips, WholeFrames, decode_clips
+from .encoding import encode_moments
 from .run import Progress, Run, nothing
-from .tiling import STEP, Axis, Stitcher, axis_tiles
-from .video_decoder import PATCH, ViTDecoder, read_decoder
-from .video_encoder import LOGVAR_RANGE, VideoEncoder, read_encoder
-from .windows import Span, WindowOptions, spans
+from .tiling import STEP, axis_tiles
+from .video_decoder import ViTDecoder, read_decoder
+from .video_encoder import VideoEncoder, read_encoder
+from .windows import WindowOptions, spans
 
 FP8 = torch.float8_e4m3fn
 NO_ENCODER = "this video VAE file holds a decoder only. To encode, load one with `encoder.*` tensors."
@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, FP8)
 
 
 @dataclass(frozen=True)
-class VideoVAE:
+class VideoVAE(Decodes):
     """Weights on one device; latents_mean and latents_std are [24]. Immutable: `to` makes another."""
 
     decoder: ViTDecoder | None
@@ -107,22 +107,6 @@ class VideoVAE:
         """Inverse of `normalise`."""
         return latents.denormalise(latent, self.latents_mean, self.latents_std)
 
-    def decode(
-        self,
-        latent: torch.Tensor,
-        *,
-        tile_batch: int = 0,
-        out_device: torch.device | str = "cpu",
-        on_chunk: Progress | None = None,
-        check_interrupt: Callable[[], None] = nothing,
-    ) -> torch.Tensor:
-        """All frames as one tensor [1, 3, F, H, W] fp32 on `out_device`. Arguments as of decode_chunks()."""
-        parts = self.decode_chunks(latent, tile_batch=tile_batch, on_chunk=on_chunk, check_interrupt=check_interrupt)
-        _, _, T, h, w = latent.shape
-        frames = chunks.decode_plan(T).frames
-        out = torch.empty(1, PATCH[0], frames, h * STEP, w * STEP, dtype=torch.float32, device=out_device)
-        return collect(parts, out, self.device)
-
     def decode_chunks(
         self,
         latent: torch.Tensor,
@@ -157,44 +141,12 @@ class VideoVAE:
         rows, columns = (axis_tiles(side * STEP) for side in latent.shape[3:])
         total = plan.clips * len(rows.starts) * len(columns.starts)
         run = Run(tile_batch, self.device, on_chunk or nothing, check_interrupt, total)
-        grid = (chunks.DECODED_LATENTS, rows.size // STEP, columns.size // STEP)
-        rotations = self.decoder.rotations(grid, self.device)
-
-        def decode_clip(raw_THWC: torch.Tensor, canvas: torch.Tensor, clip: int) -> None:
-            self._decode_clip(raw_THWC, rotations, Stitcher(rows, columns, canvas), run)
-
-        return self._chunks(latent, plan, decode_clip)
+        make = TileClips(self.decoder, rows, columns, self.device, run)
+        return decode_clips(self._raw(latent), plan, make, self.dtype)
 
     def _raw(self, latent: torch.Tensor) -> torch.Tensor:
         """[T, h, w, 24] on the VAE's device."""
         return self.denormalise(latent.detach().to(self.device))[0].permute(1, 2, 3, 0).contiguous()
-
-    def _chunks(
-        self,
-        latent: torch.Tensor,
-        plan: chunks.DecodePlan,
-        decode_clip: Callable[[torch.Tensor, torch.Tensor, int], None],
-    ) -> Iterator[torch.Tensor]:
-        """decode_clip(raw latents [7, h, w, 24], canvas [3, 28, H, W] to fill, number of the clip)."""
-        raw = self._raw(latent)
-        raw = torch.cat([raw, raw[-1:].expand(plan.pad, -1, -1, -1)])
-        height, width = (side * STEP for side in latent.shape[3:])
-        canvas = torch.empty(PATCH[0], chunks.DECODED_FRAMES, height, width, dtype=self.dtype, device=self.device)
-        tail, remaining, sums = None, plan.frames, []
-        for clip in range(plan.clips):
-            first = clip * chunks.CLIP_LATENTS
-            decode_clip(raw[first : first + chunks.DECODED_LATENTS], canvas, clip)
-            sums.append(canvas.sum(dtype=torch.float32))  # keeps NaN and infinity; read once, after the last clip
-            body = canvas[:, chunks.BODY]
-            if tail is not None:
-                chunks.blend_tail(body, tail)
-            tail = canvas[:, chunks.TAIL].clone()
-            count = min(chunks.CLIP_FRAMES, remaining)
-            remaining -= count
-            yield latents.to_pixels(body[:, :count])
-        if remaining:
-            yield latents.to_pixels(tail[:, :remaining])
-        self._refuse_what_is_not_finite(sums)
 
     def _whole_frames(
         self,
@@ -205,61 +157,12 @@ class VideoVAE:
         check_interrupt: Callable[[], None],
     ) -> Iterator[torch.Tensor]:
         """Chunks of a decoder by windows: the released clips, or blocks of 5 latents by themselves."""
-        T = latent.shape[2]
-        blocks = list(spans(T, options.last))
+        blocks = list(spans(plan.latents, options.last))
         run = Run(1, self.device, on_chunk, check_interrupt, plan.clips if options.context == "clips" else len(blocks))
-
-        def decode(raw_THWC: torch.Tensor, span: Span) -> torch.Tensor:
-            run.check_interrupt()
-            with exact_fp32(self.device):
-                frames = self.decoder.whole_frames(raw_THWC, *options.coordinates(span), options)
-            run.advance(1)
-            return frames
-
-        def decode_clip(raw_THWC: torch.Tensor, canvas: torch.Tensor, clip: int) -> None:
-            first = clip * chunks.CLIP_LATENTS
-            canvas.copy_(decode(raw_THWC, Span(first, first + chunks.DECODED_LATENTS)))
-
+        whole = WholeFrames(self.decoder, options, run)
         if options.context == "clips":
-            yield from self._chunks(latent, plan, decode_clip)
-            return
-        raw, sums = self._raw(latent), []
-        for span in blocks:
-            part = raw[span.first : span.stop]
-            frames = decode(torch.cat([part, part[-1:].expand(span.repeated, -1, -1, -1)]), span)
-            sums.append(frames.sum(dtype=torch.float32))
-            yield latents.to_pixels(frames[:, span.kept_frames()])
-        self._refuse_what_is_not_finite(sums)
-
-    def _refuse_what_is_not_finite(self, sums: list[torch.Tensor]) -> None:
-        if bad := [clip for clip, total in enumerate(torch.stack(sums).tolist()) if not math.isfinite(total)]:
-            raise FastH3Error(
-                f"clips {bad} of {len(sums)} were decoded to NaN or infinity in {self.dtype}. Load the VAE with "
-                "dtype bf16 or fp32; if it is, the file or the latent is damaged."
-            )
-
-    def _decode_clip(self, raw_THWC: torch.Tensor, rotations: torch.Tensor, stitcher: Stitcher, run: Run) -> None:
-        rows, columns = stitcher.rows.in_latents(), stitcher.columns.in_latents()
-        todo = [(r, c) for r in range(len(rows.starts)) for c in range(len(columns.starts))]
-        while todo:
-            run.check_interrupt()
-            # calls of one size: the last one of a clip is not left with a tile or two
-            batch = todo[: math.ceil(len(todo) / math.ceil(len(todo) / run.tiles))]
-            views = [raw_THWC[:, rows.tile(r), columns.tile(c)] for r, c in batch]
-            try:
-                with exact_fp32(self.device):
-                    tiles = self.decoder(torch.stack(views), rotations)
-            except torch.OutOfMemoryError:
-                if not run.may_shrink:
-                    raise
-                tiles = None
-            if tiles is None:  # outside the handler, whose traceback keeps the failed call's tensors alive
-                run.shrink()
-                continue
-            for (r, c), tile in zip(batch, tiles, strict=True):
-                stitcher.place(r, c, tile)
-            todo = todo[len(batch) :]
-            run.advance(len(batch))
+            return decode_clips(self._raw(latent), plan, whole.clip, self.dtype)
+        return whole.blocks(self._raw(latent), blocks)
 
     def encode(
         self,
@@ -306,39 +209,4 @@ class VideoVAE:
         """Mean and log variance (clamped to -30 ... 20), raw, as encode()."""
         if self.encoder is None:
             raise CheckpointError(NO_ENCODER)
-        if pixels.ndim != 5 or pixels.shape[:2] != (1, PATCH[0]) or not pixels.shape[2]:
-            raise GeometryError(f"pixels of shape {list(pixels.shape)}: expected [1, {PATCH[0]}, F >= 1, H, W]")
-        if min(pixels.shape[3:]) < 2 * STEP:
-            raise GeometryError(f"pixels of shape {list(pixels.shape)}: a side has at least {2 * STEP} to be encoded")
-        frames = pixels.shape[2]
-        rows, columns = (axis_tiles(side) for side in pixels.shape[3:])
-        clips = chunks.encode_clips(frames) if frames > 1 else 1
-        run = Run(1, self.device, on_chunk or nothing, check_interrupt, clips * len(rows.starts) * len(columns.starts))
-        parts = []
-        for clip in range(clips):
-            first = clip * chunks.CLIP_FRAMES
-            part = pixels.detach()[:, :, first : first + chunks.CLIP_FRAMES].to(self.device)
-            part = part.float() / 255 if part.dtype == torch.uint8 else part.float()
-            if frames > 1:
-                part = F.pad(part, (0, 0, 0, 0, 0, chunks.CLIP_FRAMES - part.shape[2]), mode="replicate")
-            parts.append(self._encode_clip(latents.from_pixels(part), rows, columns, run))
-        moments = torch.cat(parts, dim=1)[None]
-        if frames > 1:
-            moments = moments[:, :, : -chunks.TOKEN_DROP]
-        mean, logvar = moments.to(pixels.device).chunk(2, dim=1)
-        return mean, logvar.clamp(*LOGVAR_RANGE)
-
-    def _encode_clip(self, clip: torch.Tensor, rows: Axis, columns: Axis, run: Run) -> torch.Tensor:
-        """Moments [48, t, h, w] of one clip [1, 3, T, H, W]."""
-        t = chunks.CLIP_LATENTS if clip.shape[2] > 1 else 1
-        shape = (2 * self.encoder.latent_channels, t, rows.length // STEP, columns.length // STEP)
-        canvas = torch.empty(shape, dtype=torch.float32, device=self.device)
-        stitcher = Stitcher(rows.in_latents(), columns.in_latents(), canvas)
-        for r in range(len(rows.starts)):
-            for c in range(len(columns.starts)):
-                run.check_interrupt()
-                with exact_fp32(self.device):
-                    tile = self.encoder(clip[..., rows.tile(r), columns.tile(c)])
-                stitcher.place(r, c, tile[0])
-                run.advance(1)
-        return stitcher.canvas
+        return encode_moments(self.encoder, pixels, self.device, on_chunk, check_interrupt)

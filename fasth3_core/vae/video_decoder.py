@@ -65,7 +65,8 @@ class ViTDecoder:
         return torch.polar(torch.ones_like(angles), angles)
 
     def __call__(self, latents_BTHWC: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-        """Raw latents [B, t, h, w, 24] to ImageNet-normalised pixels [B, 3, 4t, 16h, 16w] in the weights' dtype."""
+        """Raw latents [B, t, h, w, 24] to ImageNet-normalised patches [B, t * h * w, 3 * 4 * 16 * 16] in the weights'
+        dtype."""
 
         def attend(layer: int, heads_SHD: torch.Tensor, bias_HD: torch.Tensor | None, ops: BlockOps) -> torch.Tensor:
             query, key, value = turned(heads_SHD, bias_HD, rotations, ops)
@@ -89,7 +90,7 @@ class ViTDecoder:
             rotations, windows = plans[options.layer_shift(layer)]
             return window_attention(*turned(heads_SHD, bias_HD, rotations, ops), windows)
 
-        return self._transform(latents_THWC[None], attend)[0]
+        return as_frames(self._transform(latents_THWC[None], attend)[0], tuple(grid))
 
     def _transform(self, latents_BTHWC: torch.Tensor, attend: Attend) -> torch.Tensor:
         B, t, h, w, _ = latents_BTHWC.shape
@@ -111,8 +112,14 @@ class ViTDecoder:
                 x_SC.addcmul_(y_SC if bias is None else y_SC + bias, block.scale2)
         x_BNC = x_SC.view(B, -1, x_SC.shape[1])[:, : t * h * w]
         out = F.layer_norm(x_BNC, x_BNC.shape[-1:], self.norm_out.weight, self.norm_out.bias, EPS)
-        pixels = self.proj_out(out.to(self.dtype)).view(B, t, h, w, *PATCH)
-        return pixels.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(B, PATCH[0], t * PATCH[1], h * PATCH[2], w * PATCH[3])
+        return self.proj_out(out.to(self.dtype))
+
+
+def as_frames(patches_NP: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+    """[3, 4t, 16h, 16w] of the patches of a (t, h, w) grid."""
+    t, h, w = grid
+    pixels = patches_NP.view(t, h, w, *PATCH).permute(3, 0, 4, 1, 5, 2, 6)
+    return pixels.reshape(PATCH[0], t * PATCH[1], h * PATCH[2], w * PATCH[3])
 
 
 def turned(

@@ -3,7 +3,7 @@
 The logits are bounded, so weights are exponentials as they come: no running maximum, nothing to rescale. At 7 sequences
 of 1797 tokens, 32 heads of 64 in fp16 on an H200: 0.421 ms (440 TFLOP/s) against 0.517 for cuDNN and 0.709 for flash.
 Full blocks of keys come by tensor descriptor, or by pointer where rows are not 16 bytes apart; the keys after the last
-full block, 5 of 1797, in steps of 16, so that padding costs 11 rows and not 59.
+full block, 5 of 1797, in steps of 16, so that padding costs 11 rows and not 59; so do the queries after it.
 """
 
 import torch
@@ -20,27 +20,26 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _bounded_attention_kernel(
+def _attend(
+    first, query, head,
     q_ptr, k_ptr, v_ptr, q_tiles, k_tiles, v_tiles, out_ptr,
     stride_qs, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, stride_out,
     N, scale,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, STAGES: tl.constexpr,
-):
-    head = tl.program_id(1)
-    first = tl.program_id(2) * N
-    query = tl.program_id(0) * BLOCK_M
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TAIL: tl.constexpr,
+    Q_TILES: tl.constexpr, DESCRIPTORS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """ROWS queries from `query` on, of the sequence whose rows begin at `first`."""
     channel = tl.arange(0, D)[None, :]
+    row = query + tl.arange(0, ROWS)
     # int64 before any stride: a fused product of 200 sequences passes 2**31 elements
-    if DESCRIPTORS:
+    if Q_TILES:
         # the last block reads on into the next sequence; rows do not mix, and those are not stored
-        q = q_tiles.load([first + query, head * stride_qh])  # [BLOCK_M, D]
+        q = q_tiles.load([first + query, head * stride_qh])  # [ROWS, D]
     else:
-        row = query + tl.arange(0, BLOCK_M)
-        q_ptr += first.to(tl.int64) * stride_qs + head * stride_qh + row.to(tl.int64)[:, None] * stride_qs
+        q_ptr += head * stride_qh + (first + row).to(tl.int64)[:, None] * stride_qs
         q = tl.load(q_ptr + channel, mask=(row < N)[:, None], other=0.0)
-    total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    acc = tl.zeros([ROWS, D], dtype=tl.float32)
     full = N // BLOCK_N * BLOCK_N
     for start in tl.range(0, full, BLOCK_N, num_stages=STAGES):
         if DESCRIPTORS:
@@ -50,7 +49,7 @@ def _bounded_attention_kernel(
             key = (first + start + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
             k = tl.load(k_ptr + head * stride_kh + key * stride_ks + channel)
             v = tl.load(v_ptr + head * stride_vh + key * stride_vs + channel)
-        weight = tl.exp2(tl.dot(q, k.T) * scale)  # [BLOCK_M, BLOCK_N]
+        weight = tl.exp2(tl.dot(q, k.T) * scale)  # [ROWS, BLOCK_N]
         total += tl.sum(weight, axis=1)
         acc = tl.dot(weight.to(v.dtype), v, acc)
     for start in tl.range(full, N, TAIL, num_stages=1):
@@ -63,9 +62,33 @@ def _bounded_attention_kernel(
         total += tl.sum(weight, axis=1)
         acc = tl.dot(weight.to(v.dtype), v, acc)
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    row = query + tl.arange(0, BLOCK_M)
     out_ptr += (first + row).to(tl.int64)[:, None] * stride_out + head * D + channel
     tl.store(out_ptr, out, mask=(row < N)[:, None])
+
+
+@triton.jit
+def _bounded_attention_kernel(
+    q_ptr, k_ptr, v_ptr, q_tiles, k_tiles, v_tiles, out_ptr,
+    stride_qs, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, stride_out,
+    N, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    query = tl.program_id(0) * BLOCK_M
+    head = tl.program_id(1)
+    first = tl.program_id(2) * N
+    if query + TAIL < N:
+        _attend(
+            first, query, head, q_ptr, k_ptr, v_ptr, q_tiles, k_tiles, v_tiles, out_ptr,
+            stride_qs, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, stride_out, N, scale,
+            D, BLOCK_M, BLOCK_N, TAIL, DESCRIPTORS, DESCRIPTORS, STAGES,
+        )  # fmt: skip
+    else:
+        _attend(
+            first, query, head, q_ptr, k_ptr, v_ptr, q_tiles, k_tiles, v_tiles, out_ptr,
+            stride_qs, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, stride_out, N, scale,
+            D, TAIL, BLOCK_N, TAIL, False, DESCRIPTORS, STAGES,
+        )  # fmt: skip
 
 
 def bounded_attention_triton(q, k, v, length):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import GeometryError
 from comfyui_fasth3.fasth3_core.vae.tiling import MIN_OVERLAP, TILE, Stitcher, axis_tiles
+from comfyui_fasth3.kernels.stitch_tiles import Lines, stitch_tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,10 +53,10 @@ def stitched(tiles, rows, columns, dtype=torch.float32):
     return canvas
 
 
-def random_tiles(rows, columns, seed):
+def random_tiles(rows, columns, seed, channels=2, frames=3):
     generator = torch.Generator().manual_seed(seed)
     grid = ((r, c) for r in range(len(rows.starts)) for c in range(len(columns.starts)))
-    return {at: torch.randn(2, 3, rows.size, columns.size, generator=generator) for at in grid}
+    return {at: torch.randn(channels, frames, rows.size, columns.size, generator=generator) for at in grid}
 
 
 def stitch_by_definition(tiles, rows, columns):
@@ -89,6 +90,21 @@ def test_stitch_follows_the_definition(size):
     torch.testing.assert_close(
         stitched(tiles, rows, columns), stitch_by_definition(tiles, rows, columns), atol=2e-6, rtol=0
     )
+
+
+@pytest.mark.parametrize("size", [(256, 320), (272, 464), (480, 832)])
+def test_frames_are_stitched_as_canvases_are(size):
+    """Decoded patches go another way than encoded tiles, through the kernels' op, and follow the same definition."""
+    rows, columns = (axis_tiles(side) for side in size)
+    tiles = random_tiles(rows, columns, seed=7, channels=3, frames=4)
+    patches = torch.stack([
+        tile.unflatten(3, (-1, 16)).unflatten(2, (-1, 16)).permute(2, 4, 0, 1, 3, 5).flatten(2).flatten(0, 1)
+        for tile in tiles.values()
+    ])
+    out, broken = torch.full((3, 4, *size), float("nan")), torch.zeros(1, dtype=torch.int32)
+    lines = [Lines.of(axis.starts, axis.size, torch.device("cpu")) for axis in (rows, columns)]
+    stitch_tiles(patches, *lines, 0, out, broken)
+    torch.testing.assert_close(out, stitched(tiles, rows, columns), atol=2e-6, rtol=0)
 
 
 @settings(deadline=None, max_examples=40)

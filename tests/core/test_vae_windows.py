@@ -14,7 +14,7 @@ from comfyui_fasth3.fasth3_core.media.latent_file import save
 from comfyui_fasth3.fasth3_core.vae import VideoVAE
 from comfyui_fasth3.fasth3_core.vae.chunks import decode_plan
 from comfyui_fasth3.fasth3_core.vae.probe import probe
-from comfyui_fasth3.fasth3_core.vae.video_decoder import window_attention
+from comfyui_fasth3.fasth3_core.vae.video_decoder import as_frames, window_attention
 from comfyui_fasth3.fasth3_core.vae.windows import WindowOptions, groups, spans, window_coordinates
 from safetensors.torch import load_file, save_file
 
@@ -62,7 +62,7 @@ def test_one_window_of_a_released_clip_is_the_released_tile(weights):
     decoder = VideoVAE.from_tensors(weights).decoder
     raw = torch.randn(7, 16, 16, 24)
     times = 2 * (torch.arange(7) + 0.5) / 7 - 1
-    tile = decoder(raw[None], decoder.rotations((7, 16, 16), CPU))[0]
+    tile = as_frames(decoder(raw[None], decoder.rotations((7, 16, 16), CPU))[0], (7, 16, 16))
     window = decoder.whole_frames(raw, times, 0.0, WindowOptions(shift="off", time="seven"))
     torch.testing.assert_close(window, tile, rtol=0, atol=2e-5)
     shifted = decoder.whole_frames(raw, times, 0.0, WindowOptions())

@@ -155,6 +155,14 @@ KERNELS = (
         {"BIAS": True, "D": 64, "BLOCK_H": 32},
     ),
     Kernel(
+        "stitch_tiles.triton_kernel", "_stitch_tiles_kernel",
+        pointers("tiles", "previous") | {f"{name}_ptr": "*fp32" for name in ("out", "scale", "shift")}
+        | {"broken_ptr": "*i32"} | {f"{axis}_{name}_ptr": "*fp32" if name == "weight" else "*i32"
+           for axis in ("row", "column") for name in ("tile", "at", "before", "weight")}
+        | counts("K", "N", "h", "w", "H", "W", "first", "count", "fading"),
+        {"PIXELS": True, "FRAMES": 4, "SIDE": 16, "BLOCK_X": 128},
+    ),
+    Kernel(
         "tile_mean.triton_kernel", "_tile_mean_kernel",
         pointers("x") | {"out_ptr": "*fp32"} | OFFSETS | strides("xs", "xh") | counts("N", "D"),
         {"ROWS": 8, "BLOCK_D": 128}, num_warps=1,

@@ -9,7 +9,7 @@ from comfyui_fasth3.fasth3_core.errors import FastH3Error
 from comfyui_fasth3.fasth3_core.media import formats, mux, rgb_map
 from comfyui_fasth3.fasth3_core.media.pixels import quantise
 from comfyui_fasth3.fasth3_core.report.run_report import RunReport
-from comfyui_fasth3.fasth3_core.vae import VideoVAE
+from comfyui_fasth3.fasth3_core.vae.decoding import TileClips
 from comfyui_fasth3.nodes import _decode, _latents, decode_to_video
 from comfyui_fasth3.nodes._colours import newest_map
 from comfyui_fasth3.nodes._host import io
@@ -131,7 +131,7 @@ def break_at(stage, monkeypatch):
         monkeypatch.setattr(owner, name, fail)
 
     if kind == "tile":
-        wrap(VideoVAE, "_decode_clip", int(number))
+        wrap(TileClips, "__call__", int(number))
     elif kind == "chunk":
         wrap(mux.Movie, "write", int(number) + 1)  # the first one tries the settings out
     elif kind == "end":
@@ -183,7 +183,7 @@ def test_an_interrupt_before_each_tile_leaves_nothing(run, vae, folders, host, m
 @pytest.mark.parametrize("clip", range(2))
 def test_memory_that_runs_out_in_the_middle(run, vae, sampled, folders, monkeypatch, clip):
     whole = run(NODE, vae=vae, latent=sampled, filename_prefix="a", format="mkv lossless").args[0]
-    real, calls = VideoVAE._decode_clip, []
+    real, calls = TileClips.__call__, []
 
     def starve(*args):
         calls.append(1)
@@ -191,7 +191,7 @@ def test_memory_that_runs_out_in_the_middle(run, vae, sampled, folders, monkeypa
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(*args)
 
-    monkeypatch.setattr(VideoVAE, "_decode_clip", starve)
+    monkeypatch.setattr(TileClips, "__call__", starve)
     output = run(NODE, vae=vae, latent=sampled, filename_prefix="a", format="mkv lossless")
     assert torch.equal(frames_of(output.args[0]), frames_of(whole))
     assert "warning: out of memory on cpu" in output.ui["text"][0]
