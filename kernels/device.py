@@ -92,6 +92,13 @@ def check_last_dim(op: str, **tensors: torch.Tensor) -> None:
             raise ValueError(f"{op}: {name} {tuple(x.shape)} has strides {x.stride()}; the last must be 1")
 
 
+def warps_in_place(elements: int, most: int) -> int:
+    """Warps for a kernel that writes a row where it has read it: so few that no element is held by two of them, as in
+    rows shorter than the threads are many. One could read what the other has written.
+    """
+    return max(1, min(most, elements // 32))
+
+
 def flash_varlen_why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """Why torch's packed variable-length attention cannot run."""
     if device.type != "cuda" or torch.version.hip is not None:

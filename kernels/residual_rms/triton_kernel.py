@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import check_last_dim
+from ..device import check_last_dim, warps_in_place
 from ..quantise_rows.forms import FORMS, empty_rows
 from ..quantise_rows.triton_kernel import store_row
 
@@ -42,12 +42,13 @@ def residual_rms_triton(x, y, scale, bias, weight, eps, dtype, form=""):
     S, C = x.shape
     rows = empty_rows(S, C, form, x.device) if form else None
     out = torch.empty(S, C, dtype=dtype, device=x.device) if rows is None else rows.data
+    block = triton.next_power_of_2(C)
     with torch.cuda.device_of(x):
         _residual_rms_kernel[(S,)](
             x, y, scale, bias, weight, out, weight if rows is None else rows.scale,
             x.stride(0), y.stride(0),
             C, eps,
-            ADD=add, BIAS=has_bias, TOP=int(FORMS[form][1]) if form else 0, BLOCK_C=triton.next_power_of_2(C),
-            num_warps=NUM_WARPS,
+            ADD=add, BIAS=has_bias, TOP=int(FORMS[form][1]) if form else 0, BLOCK_C=block,
+            num_warps=warps_in_place(block, NUM_WARPS),
         )
     return out if rows is None else rows

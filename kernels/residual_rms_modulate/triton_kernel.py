@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import check_last_dim
+from ..device import check_last_dim, warps_in_place
 from ..quantise_rows.forms import FORMS, empty_rows
 from ..rms_modulate.triton_kernel import columns, parts, store_modulated, store_quantised
 
@@ -83,15 +83,16 @@ def residual_rms_modulate_triton(x, y, gate, weight, scale, shift, segments, eps
     strides = x.stride(0), y.stride(0), gate.stride(0), scale.stride(0), shift.stride(0)
     with torch.cuda.device_of(x):
         if not form:
-            out = torch.empty(S, C, dtype=x.dtype, device=x.device)
+            out, block = torch.empty(S, C, dtype=x.dtype, device=x.device), min(BLOCK_C, triton.next_power_of_2(C))
             _residual_rms_modulate_kernel[(S,)](
                 x, y, gate, weight, scale, shift, segments.rows, out, *strides, eps,
-                C=C, BLOCK_C=min(BLOCK_C, triton.next_power_of_2(C)), num_warps=NUM_WARPS,
+                C=C, BLOCK_C=block, num_warps=warps_in_place(block, NUM_WARPS),
             )
             return out
         rows, (main, rest) = empty_rows(S, C, form, x.device), parts(C)
         _residual_rms_quantise_kernel[(S,)](
             x, y, gate, weight, scale, shift, segments.rows, rows.data, rows.scale, *strides, eps,
-            C=C, TOP=int(FORMS[form][1]), MAIN=main, REST=rest, num_warps=NUM_WARPS,
+            C=C, TOP=int(FORMS[form][1]), MAIN=main, REST=rest,
+            num_warps=warps_in_place(rest if main < C else main, NUM_WARPS),
         )
         return rows
