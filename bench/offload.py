@@ -226,18 +226,16 @@ def main() -> None:
     del few
     empty()
     if "bf16" in args.only:
-        model = parts.model(args.layers)
-        expected, resident_s, row = resident_run(model, "bf16 resident")
+        full = parts.model(args.layers)
+        expected, resident_s, row = resident_run(full, "bf16 resident")
+        whole = full, expected, resident_s
         keep(row)
         for budget, repeats in ((12.0, 2), (22.0, 1)):
             name = f"bf16 stream {budget:g} GiB, page-locked"
-            keep(streamed(model, expected, resident_s, budget, name, repeats=repeats))
-        model.store.forget()
-        keep(streamed(model, expected, resident_s, 12.0, "bf16 stream 12 GiB, through buffers", pinned=False))
-        if "mmap" in args.only:
-            name, folder = "bf16 mmap 12 GiB, through buffers", args.mmap_folder
-            keep(streamed(model, expected, resident_s, 12.0, name, policy="mmap", folder=folder))
-        model.store.forget()
+            keep(streamed(*whole, budget, name, repeats=repeats))
+        full.store.forget()
+        keep(streamed(*whole, 12.0, "bf16 stream 12 GiB, through buffers", pinned=False))
+        full.store.forget()
     if "quantised" in args.only:
         for form in ("fp8 at load", "int8", "float8 file"):
             if form != "fp8 at load":
@@ -248,6 +246,8 @@ def main() -> None:
             keep(streamed(model, expected, resident_s, 12.0, f"{form} stream 12 GiB, page-locked"))
             model.store.forget()
             empty()
+    if "bf16" in args.only and "mmap" in args.only:
+        keep(streamed(*whole, 12.0, "bf16 mmap 12 GiB, through buffers", policy="mmap", folder=args.mmap_folder))
 
 
 if __name__ == "__main__":

@@ -338,6 +338,46 @@ def test_the_same_on_a_gpu(path, name, pinned):
     assert torch.cuda.memory_allocated() < before
 
 
+def anonymous_bytes() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) * 1024
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["all-2-slots", "mapped"])
+def test_failures_and_runs_in_turn_on_a_gpu(path, name):
+    """Twenty of each: the bits stay, and so do file handles and the memory of both sides."""
+    model = load_model(path, contract="preview-4", dtype="bf16")
+    text = torch.randn(1, 6, TEXT_DIM, generator=torch.Generator().manual_seed(1))
+    request = Request(text_states=text, latent_frames=2, latent_height=4, latent_width=4, audio_latents=8, seed=5)
+    placement = PLACEMENTS[name]
+    model.store.place(Placement(streamed=placement.streamed, slots=2, mapped=placement.mapped, pinned_bytes=1 << 40))
+    expected = sample(model, request, device="cuda")
+    calls = 0
+
+    def failing():
+        nonlocal calls
+        calls += 1
+        if calls == 2 * LAYERS + 10:  # in the second forward
+            raise Broken
+
+    def failure_and_run():
+        nonlocal calls
+        calls = 0
+        with pytest.raises(Broken):
+            sample(model, request, device="cuda", check_interrupt=failing)
+        got = sample(model, request, device="cuda")
+        assert torch.equal(got.video, expected.video) and torch.equal(got.audio, expected.audio)
+
+    for _ in range(3):
+        failure_and_run()
+    handles, on_device, here = len(os.listdir("/proc/self/fd")), torch.cuda.memory_allocated(), anonymous_bytes()
+    for _ in range(20):
+        failure_and_run()
+    assert len(os.listdir("/proc/self/fd")) == handles and torch.cuda.memory_allocated() == on_device
+    assert anonymous_bytes() - here < 4 << 20
+
+
 def test_weights_made_fp8_as_they_load_stream_alike(path):
     model = load_model(path, contract="preview-4", dtype="fp8")
     expected = run(model)
