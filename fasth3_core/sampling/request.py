@@ -117,8 +117,11 @@ class Request:
     def departures(self) -> list[str]:
         """What a student was not distilled for, and what replaces the seed."""
         said = []
-        if self.condition_noise != "fastvideo" and any(condition.visual for condition in self.conditions()):
+        visual = any(condition.visual for condition in self.conditions())
+        if visual and self.condition_noise != "fastvideo":
             said.append(f"condition noise '{self.condition_noise}' instead of 'fastvideo'")
+        if visual and bool(self.tags.all()):
+            said.append("the text encoder has not seen the pictures")
         return said + (["starting noise given instead of drawn from the seed"] if self.noise is not None else [])
 
 

@@ -165,8 +165,11 @@ def test_every_departure_of_a_request_is_reported():
     noise = torch.randn(1, 24, 7, 8, 12), torch.randn(1, 32, 2, 37)
     report = run(r=request(keyframes=[keyframe], condition_noise="none", noise=noise)).report
     assert report.departures[1:] == [
-        "condition noise 'none' instead of 'fastvideo'", "starting noise given instead of drawn from the seed"
+        "condition noise 'none' instead of 'fastvideo'", "the text encoder has not seen the pictures",
+        "starting noise given instead of drawn from the seed",
     ]
+    shown = run(r=request(keyframes=[keyframe], token_tags=torch.tensor([1, 0, 0, 0, 1, 1]))).report
+    assert len(shown.departures) == 1 and "keyframes" in shown.departures[0]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,8 @@ def test_head_bank_runs_as_its_own_average():
             rest = torch.zeros(31 * head.shape[0], *head.shape[1:])
             bank[f"{name}.{leaf}"] = torch.cat([head, rest])  # the differences to head 0
     omni = H3Model(TensorStore(bank).config, CONTRACTS["omniref-8"], TensorStore(bank), "bank")
-    out = run(omni, request(references=[Reference("image", torch.randn(1, 24, 1, 4, 6))]))
+    shown = torch.tensor([1, 0, 0, 0, 1, 1])
+    out = run(omni, request(references=[Reference("image", torch.randn(1, 24, 1, 4, 6))], token_tags=shown))
     assert len(out.report.steps) == 8 and out.report.departures == []
     settings = resolve(omni)
     plain = H3Model(TensorStore(single).config, CONTRACTS["preview-4"], TensorStore(single), "single")
