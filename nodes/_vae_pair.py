@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,12 +13,20 @@ from ..fasth3_core.checkpoint.audio_names import plan_audio_vae
 from ..fasth3_core.checkpoint.component import open_component
 from ..fasth3_core.checkpoint.draft_names import plan_draft_decoder
 from ..fasth3_core.checkpoint.kinds import Entry
-from ..fasth3_core.checkpoint.load import AUDIO_VAE_FOLDERS, VIDEO_VAE_FOLDERS, load_audio_vae, load_video_vae
+from ..fasth3_core.checkpoint.load import (
+    AUDIO_VAE_FOLDERS,
+    VIDEO_VAE_FOLDERS,
+    load_audio_vae,
+    load_video_vae,
+    video_vae_dtype,
+)
 from ..fasth3_core.checkpoint.vae_names import plan_video_vae
+from ..fasth3_core.errors import ConfigError
 from ..fasth3_core.vae import AudioVAE, VideoVAE
-from ..fasth3_core.vae.chunks import CLIP_FRAMES, DECODED_FRAMES
+from ..fasth3_core.vae.chunks import CLIP_FRAMES, DECODED_FRAMES, OVERLAP_FRAMES
 from ..fasth3_core.vae.draft import DRAFT, DraftVAE, is_draft
-from ..fasth3_core.vae.run import AUTO_TILE_BATCH
+from ..fasth3_core.vae.run import AUTO_TILE_BATCH, nothing
+from ..fasth3_core.vae.tiling import TILE, axis_tiles
 from ..fasth3_core.vae.video import FP8
 from ..kernels.fp8_linear import fp8_why_not
 
@@ -26,12 +35,39 @@ log = logging.getLogger("fasth3")
 _ENCODER = ("encoder.", "quant_conv.")
 _TILE_BYTES = 160 << 20
 """Activations of one 256-pixel tile in the decoder of the release: 1797 tokens, 2048 wide, feed-forward 16384."""
-_PIXEL_BYTES = 3 * (DECODED_FRAMES * 2 + 2 * CLIP_FRAMES * 4)
-"""Per pixel of the canvas: a clip of 28 frames in fp16, and its 17 finished frames in fp32, twice while one leaves."""
+_TILE_PIXEL_BYTES = 3 * DECODED_FRAMES * 2
+"""Per pixel of all tiles, which overlap: the 28 frames of a clip in fp16."""
+_PIXEL_BYTES = 3 * (2 * OVERLAP_FRAMES * 2 + 2 * CLIP_FRAMES * 4)
+"""Per pixel of the canvas: 5 frames that fade into the next clip in fp16 and 17 finished ones in fp32, twice, while one
+leaves."""
 _SPARE_BYTES = 512 << 20
 
 
-class VaePair:
+class _Read:
+    """`_loaded` is what `_read` brought to `location`, between materialise() and release()."""
+
+    _loaded: Any = None
+    location: torch.device | None = None
+
+    def materialise(
+        self,
+        device: torch.device,
+        progress: Callable[[int, int], None] | None = None,
+        check_interrupt: Callable[[], None] | None = None,
+    ) -> None:
+        if self.location == device:
+            return
+        self.release()
+        self._loaded = self._read(device, check_interrupt or nothing)
+        self.location = device
+        if progress is not None:
+            progress(self.nbytes(device), self.nbytes(device))
+
+    def release(self) -> None:
+        self._loaded = self.location = None
+
+
+class VaePair(_Read):
     """Implements `_host.Resident`. `video` and `audio` exist between materialise() and release().
 
     Raises CheckpointError for a file that is not the VAE it was chosen as, from its header alone.
@@ -47,7 +83,6 @@ class VaePair:
         sound = plan_audio_vae(open_component(audio_path, AUDIO_VAE_FOLDERS))
         self._video = [entry for name, entry in video.entries.items() if not name.startswith(_ENCODER)]
         self._audio_values = sum(math.prod(shape) for shape in sound.shapes.values())
-        self._loaded: tuple[VideoVAE | DraftVAE, AudioVAE] | None = None
         values = sum(math.prod(shape) for name, shape in video.shapes.items() if name.startswith(_ENCODER))
         load = partial(load_video_vae, video_path, "fp32", only="encoder")
         self.encoder = VaeEncoder(load, values) if values else None
@@ -68,9 +103,11 @@ class VaePair:
     def audio(self) -> AudioVAE:
         return self._loaded[1]
 
-    @property
-    def location(self) -> torch.device | None:
-        return None if self._loaded is None else self.video.device
+    def check(self, device: torch.device) -> None:
+        """Raise ConfigError, from no more than names, if the dtype that was asked for cannot be had on a device."""
+        video_vae_dtype(self._dtype, device)
+        if self.note and self._dtype == "fp8":
+            raise ConfigError("dtype", "fp8", "'auto', 'bf16', 'fp16' or 'fp32' of a draft decoder", "Use 'auto'.")
 
     def runnable_on(self, device: torch.device) -> "VaePair":
         """Itself, or the same files in "auto" where fp8 was asked for and the device has none."""
@@ -89,62 +126,31 @@ class VaePair:
 
     def working_bytes(self, tile_batch: int, height: int, width: int) -> int:
         """Bytes that decoding a canvas takes beside the weights, whatever its length."""
-        tiles = tile_batch or max(AUTO_TILE_BATCH.values())
-        return tiles * _TILE_BYTES + height * width * _PIXEL_BYTES + _SPARE_BYTES
+        batch = tile_batch or max(AUTO_TILE_BATCH.values())
+        tiles = len(axis_tiles(height).starts) * len(axis_tiles(width).starts)
+        pixels = min(TILE, height) * min(TILE, width) * tiles
+        return batch * _TILE_BYTES + pixels * _TILE_PIXEL_BYTES + height * width * _PIXEL_BYTES + _SPARE_BYTES
 
-    def materialise(
-        self,
-        device: torch.device,
-        progress: Callable[[int, int], None] | None = None,
-        check_interrupt: Callable[[], None] | None = None,
-    ) -> None:
-        if self.location == device:
-            return
-        self.release()
+    def _read(self, device: torch.device, check_interrupt: Callable[[], None]) -> tuple[VideoVAE | DraftVAE, AudioVAE]:
         video = load_video_vae(self._paths[0], self._dtype, device, only="decoder")
-        if check_interrupt is not None:
-            check_interrupt()
+        check_interrupt()
         if self.note:
             log.warning("%s: %s", self._paths[0].name, self.note)
-        audio = load_audio_vae(self._paths[1], device)
-        self._loaded = (video, audio)
-        if progress is not None:
-            progress(self.nbytes(device), self.nbytes(device))
-
-    def release(self) -> None:
-        self._loaded = None
+        return video, load_audio_vae(self._paths[1], device)
 
 
-class VaeEncoder:
+class VaeEncoder(_Read):
     """What encodes, of one of the two VAEs, in fp32. Implements `_host.Resident`; `vae` exists while it is loaded."""
 
     def __init__(self, load: Callable[[torch.device], VideoVAE | AudioVAE], values: int):
         self._load, self._nbytes = load, 4 * values
-        self._loaded: VideoVAE | AudioVAE | None = None
 
     @property
     def vae(self) -> VideoVAE | AudioVAE:
         return self._loaded
 
-    @property
-    def location(self) -> torch.device | None:
-        return None if self._loaded is None else self._loaded.device
-
     def nbytes(self, device: torch.device) -> int:
         return self._nbytes
 
-    def materialise(
-        self,
-        device: torch.device,
-        progress: Callable[[int, int], None] | None = None,
-        check_interrupt: Callable[[], None] | None = None,
-    ) -> None:
-        if self.location == device:
-            return
-        self.release()
-        self._loaded = self._load(device)
-        if progress is not None:
-            progress(self._nbytes, self._nbytes)
-
-    def release(self) -> None:
-        self._loaded = None
+    def _read(self, device: torch.device, check_interrupt: Callable[[], None]) -> VideoVAE | AudioVAE:
+        return self._load(device)

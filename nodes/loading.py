@@ -92,4 +92,5 @@ class FastH3LoadVAE(io.ComfyNode):
     def execute(cls, video_vae, audio_vae, dtype) -> io.NodeOutput:
         roots = _host.get().model_roots(_VAE_FOLDER)
         pair = VaePair(resolve(roots, video_vae), resolve(roots, audio_vae), dtype)
+        pair.check(_host.get().device())
         return io.NodeOutput(pair, ui=tell(cls, pair.note) if pair.note else None)

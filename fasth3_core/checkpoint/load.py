@@ -147,13 +147,13 @@ def load_video_vae(
         if only == "encoder":
             raise CheckpointError(NO_ENCODER)
         with _lazy(component, plan_draft_decoder(component), device) as tensors:
-            return DraftVAE.from_tensors(tensors, _vae_dtype(dtype, device), device)
+            return DraftVAE.from_tensors(tensors, video_vae_dtype(dtype, device), device)
     plan = vae_names.plan_video_vae(component)
     head_dim = vae_names.decoder_head_dim(component.config)
     windows = windows or (recall(component.root) if component.root.is_file() else None)
     with _lazy(component, plan, device) as tensors:
         return VideoVAE.from_tensors(
-            tensors, _vae_dtype(dtype, device), device, head_dim=head_dim, only=only, windows=windows
+            tensors, video_vae_dtype(dtype, device), device, head_dim=head_dim, only=only, windows=windows
         )
 
 
@@ -164,14 +164,16 @@ def load_audio_vae(path: str | Path, device: torch.device | str = "cpu") -> Audi
         return AudioVAE.from_tensors(tensors, torch.float32, device)
 
 
-def _vae_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+def video_vae_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """What load_video_vae's `dtype` is on a device. Raises ConfigError if it is nothing there."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.float16
     if dtype == "fp8":
         if (why := fp8_why_not(device)) is not None:
-            raise ConfigError("dtype", dtype, why, "Use 'auto'.")
+            others = f"'auto' or one of {list(DTYPES)} on {device}"
+            raise ConfigError("dtype", dtype, others, f"There is no fp8 on it: {why}.")
         return FP8
     if dtype not in DTYPES:
         raise ConfigError("dtype", dtype, f"'auto', 'fp8' or one of {list(DTYPES)}", "Use 'auto' if unsure.")

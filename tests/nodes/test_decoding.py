@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from comfyui_fasth3.fasth3_core.errors import CheckpointError, ContractError, FastH3Error, Interrupted
+from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, ContractError, FastH3Error, Interrupted
 from comfyui_fasth3.nodes import _decode, _latents
 from comfyui_fasth3.nodes._decode import _usable
 from comfyui_fasth3.nodes._host import does_not_fit
@@ -185,6 +185,8 @@ def test_places_in_order(vae, monkeypatch):
 def test_fp8_goes_on_without_where_there_is_none(run, bundle, folders, host, monkeypatch):
     """A GPU with fp8 runs out of memory; the CPU has no such product, and decodes all the same."""
     names, loaded = bundle.names, []
+    monkeypatch.setattr(host, "device", lambda: torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     pair = run("FastH3LoadVAE", video_vae=names.video_vae, audio_vae=names.audio_vae, dtype="fp8").args[0]
 
     class Host:
@@ -197,10 +199,21 @@ def test_fp8_goes_on_without_where_there_is_none(run, bundle, folders, host, mon
             resident.materialise(device)
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     decoder = _decode.Decoder(Host(), pair, torch.zeros(1, 24, 2, 4, 4), torch.zeros(1, 32, 2, 8), 0)
     decoder.somewhere(lambda tiles: loaded.append(decoder.vae.video.dtype))
     assert loaded == [torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("capability", "why"), [(None, "needs an NVIDIA GPU, got cpu"), ((8, 6), "compute capability 8.9 .*, got 8.6")]
+)
+def test_fp8_is_refused_by_the_loader_where_there_is_none(run, bundle, host, monkeypatch, capability, why):
+    if capability is not None:
+        monkeypatch.setattr(host, "device", lambda: torch.device("cuda:0"))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    names = bundle.names
+    with pytest.raises(ConfigError, match=f"dtype='fp8': expected 'auto' or one of .* There is no fp8 on it: {why}"):
+        run("FastH3LoadVAE", video_vae=names.video_vae, audio_vae=names.audio_vae, dtype="fp8")
 
 
 @pytest.mark.parametrize("free", [[1 << 40], [0, 1 << 40], [0, 0]], ids=["enough", "not-at-first", "never"])
