@@ -18,7 +18,7 @@ $(VENV)/.done: requirements-dev.txt pyproject.toml
 # the second run gives the numbers of the Triton kernels, in their interpreter: it needs no GPU
 test: venv
 	$(BIN)/python -m pytest
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/core/test_model_ops.py -k triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/core/test_model_ops.py -m triton
 
 demo: venv
 	$(BIN)/python -m comfyui_fasth3 demo --out demo

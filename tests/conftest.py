@@ -39,6 +39,14 @@ def triton_device() -> str:
     pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that launch Triton kernels, by their own device or in one of their variants."""
+    for item in items:
+        variant = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if "triton_device" in item.fixturenames or "triton" in variant:
+            item.add_marker("triton")
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(42)

@@ -107,7 +107,6 @@ def test_recorded_weights_come_out_again(golden_dir, case):
     torch.testing.assert_close(y, data[f"{case}.y"], rtol=0, atol=1e-5 * float(data[f"{case}.y"].abs().max()))
 
 
-@pytest.mark.slow
 def test_a_layer_of_the_released_size():
     weight = torch.randn(7168, 5376, dtype=torch.bfloat16) / 5376**0.5
     made, loss = quantise(weight, spec_for("int8", 5376))
