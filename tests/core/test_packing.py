@@ -110,6 +110,18 @@ def test_reference_clock_moves_the_target():
     assert layout.prefix == (5, 6 + 2 * 4, 2 * (8 + 9 + 8))
 
 
+def test_references_say_how_many_rows_they_take():
+    """As many as the layout gives them, behind 3 of text and before 2 x 8 of sound and the video."""
+    references = [
+        Reference("image", torch.zeros(1, 24, 1, 4, 6)), Reference("audio", audio_latent=torch.zeros(1, 32, 2, 8)),
+        Reference("video_audio", torch.zeros(1, 24, 2, 4, 4), torch.zeros(1, 32, 2, 9)),
+    ]
+    assert [reference.num_tokens for reference in references] == [6, 16, 26]
+    tags = torch.ones(3, dtype=torch.int64)
+    layouts = [build_layout(tags, 2, 4, 6, 8, references=references[:n]).num_tokens for n in range(4)]
+    assert [b - a for a, b in zip(layouts, layouts[1:], strict=False)] == [6, 16, 26]
+
+
 def test_text_runs_follow_the_tags():
     layout = build_layout(torch.tensor([1, 0, 0, 1]), 2, 4, 4, 8)
     assert [(s.start, s.stop, s.tag) for s in layout.segments[:3]] == [(0, 1, 1), (1, 3, 0), (3, 4, 1)]
