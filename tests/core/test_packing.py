@@ -1,6 +1,7 @@
 """Mirrors fasth3_core/packing/: sizes, positions and rows against recorded truth and tables."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ def test_references_say_how_many_rows_they_take():
     assert [reference.num_tokens for reference in references] == [6, 16, 26]
     tags = torch.ones(3, dtype=torch.int64)
     layouts = [build_layout(tags, 2, 4, 6, 8, references=references[:n]).num_tokens for n in range(4)]
-    assert [b - a for a, b in zip(layouts, layouts[1:], strict=False)] == [6, 16, 26]
+    assert [b - a for a, b in pairwise(layouts)] == [6, 16, 26]
 
 
 def test_text_runs_follow_the_tags():
