@@ -43,7 +43,7 @@ class Movie:
 
     Raises:
         GeometryError: a size that the format does not hold, frames of another size, or none at all.
-        FastH3Error: this build of PyAV lacks an encoder.
+        FastH3Error: this build of PyAV lacks an encoder, or the encoder refuses the size.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Movie:
         self.output, self.size = output, (height, width)
         self.frames = self.samples = 0
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="fasth3-convert")
-        self._reformatter = VideoReformatter()  # one for all frames: each makes its tables and threads once
+        self._reformatter = VideoReformatter()  # one for all frames: its tables are made once
         self.sound = None if output.audio_codec == "none" else sound
         self.container = av.open(
             str(path), "w", format=output.form.muxer, options=dict(_MUXER_OPTIONS[output.form.muxer])
@@ -117,6 +117,13 @@ class Movie:
         context.color_range = ColorRange.JPEG if form.rgb else ColorRange.MPEG
         if form.tag:
             context.codec_tag = form.tag
+        try:
+            context.open(strict=False)
+        except av.error.FFmpegError as error:
+            raise FastH3Error(
+                f"{form.name}: {form.encoder} does not take {width}x{height} in {self.output.pixels} ({error}). H.264 "
+                "and AV1 go up to 16384 a side: make the picture smaller, or choose 'mkv lossless' or 'png frames'."
+            ) from error
         return stream
 
     def _add_audio(self):
@@ -128,12 +135,12 @@ class Movie:
         return stream
 
     def _converted(self, rgb_HWC: np.ndarray) -> av.VideoFrame:
-        """In the encoder's pixels; runs in a thread of its own, while the frame before is encoded."""
+        """In the encoder's pixels. Runs in one thread beside the encoder's many, while frames before are encoded."""
         frame = av.VideoFrame.from_ndarray(rgb_HWC, format=_NUMPY_FORMATS[self.output.sample_bits])
-        if self.output.form.rgb:
-            return self._reformatter.reformat(frame, format=self.output.pixels)
+        space = None if self.output.form.rgb else Colorspace.ITU709
+        levels = None if self.output.form.rgb else ColorRange.MPEG
         return self._reformatter.reformat(
-            frame, format=self.output.pixels, dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
+            frame, format=self.output.pixels, dst_colorspace=space, dst_color_range=levels, threads=1
         )
 
     def _encode_frame(self, frame: av.VideoFrame) -> None:

@@ -5,7 +5,7 @@ import json
 import av
 import pytest
 import torch
-from comfyui_fasth3.fasth3_core.errors import ConfigError, ContractError, GeometryError
+from comfyui_fasth3.fasth3_core.errors import ConfigError, ContractError, FastH3Error, GeometryError
 from comfyui_fasth3.fasth3_core.report.run_report import RunReport
 from comfyui_fasth3.nodes import _movie
 from comfyui_fasth3.nodes._host import io
@@ -156,3 +156,9 @@ def test_interrupt_leaves_nothing(run, folders, host, monkeypatch):
     with pytest.raises(Stop):
         run("FastH3SavePreview", images=torch.rand(22, 64, 96, 3), filename_prefix="a")
     assert list((folders / "output").iterdir()) == []
+
+
+def test_frames_wider_than_the_encoder_takes(run, folders):
+    with pytest.raises(FastH3Error, match="mp4 h264: libx264 does not take 16386x16 .* make the picture smaller"):
+        run("FastH3SavePreview", images=torch.zeros(1, 16, 16386, 3), filename_prefix="wide")
+    assert not any((folders / "output").iterdir())
