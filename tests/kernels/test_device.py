@@ -1,7 +1,7 @@
 """Mirrors kernels/device.py."""
 
 import torch
-from comfyui_fasth3.kernels.device import Case, flash_varlen_why_not, triton_why_not
+from comfyui_fasth3.kernels.device import Case, flash_varlen_why_not, triton_why_not, warps_in_place
 
 
 def test_case_reads_the_tensor():
@@ -20,3 +20,7 @@ def test_reasons_name_what_is_missing(monkeypatch):
     monkeypatch.setattr("comfyui_fasth3.kernels.device.INTERPRET", True)
     assert triton_why_not(Case(device=cpu, dtype=torch.bfloat16)) is None
     assert "requires grad" in triton_why_not(Case(device=cpu, dtype=torch.bfloat16, grad=True))
+
+
+def test_rows_in_place_have_at_least_an_element_a_thread():
+    assert [warps_in_place(n, 4) for n in (1, 16, 32, 64, 128, 2048)] == [1, 1, 1, 2, 4, 4]
