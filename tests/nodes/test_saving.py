@@ -159,6 +159,6 @@ def test_interrupt_leaves_nothing(run, folders, host, monkeypatch):
 
 
 def test_frames_wider_than_the_encoder_takes(run, folders):
-    with pytest.raises(FastH3Error, match="mp4 h264: libx264 does not take 16386x16 .* make the picture smaller"):
+    with pytest.raises(FastH3Error, match=r"mp4 h264: libx264 does not take 16386x16 .* make the picture smaller"):
         run("FastH3SavePreview", images=torch.zeros(1, 16, 16386, 3), filename_prefix="wide")
     assert not any((folders / "output").iterdir())
