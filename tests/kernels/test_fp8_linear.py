@@ -54,3 +54,6 @@ def test_the_fast_product(dtype):
     y = fp8_linear(x, weight, dtype, backend="scaled_mm")
     # one rounding to the dtype, and the 14 bits that the fast accumulation keeps
     assert y.dtype == dtype and error(y, truth) <= 4e-3 < error(y.float() * 1.01, truth)
+    result = torch.full((len(y) + 2, y.shape[1]), torch.nan, dtype=dtype, device="cuda")
+    fp8_linear(x, weight, dtype, out=result[1:-1], backend="scaled_mm")
+    assert torch.equal(result[1:-1], y) and result[[0, -1]].isnan().all()

@@ -43,6 +43,9 @@ def test_triton_linear_in_parts(dtype, bias, triton_device, kernel, monkeypatch)
     got = int8_linear(x, weight, scale, b, group=256, backend="triton")
     bound = 2 * relative_error(plain, exact)
     assert relative_error(got, exact) <= bound < relative_error(got.float() * 1.01, exact)
+    result = torch.full((5, 7, 150), torch.nan, dtype=dtype, device=triton_device)
+    int8_linear(x, weight, scale, b, group=256, out=result[1:4], backend="triton")
+    assert torch.equal(result[1:4], got) and result[[0, 4]].isnan().all()
 
 
 def test_triton_golden_linear(golden_dir, triton_device):
