@@ -176,6 +176,7 @@ def main() -> int:
     parser.add_argument("--stand-in", action="store_true", help="no decoder: full-size noise, on the host")
     parser.add_argument("--frames", type=int, nargs="+", default=[124, 362])
     parser.add_argument("--formats", nargs="+", default=["mp4 h264"], choices=list(formats.FORMATS))
+    parser.add_argument("--commit", help="recorded with the rows where git is not at hand; default: HEAD")
     parser.add_argument("--most-host-gib", type=float, default=1.5, help="above it the exit status is 1 (%(default)s)")
     args = parser.parse_args()
     if args.stand_in:
@@ -204,7 +205,8 @@ def main() -> int:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-        record = {**environment(), "checks": checks, "rows": rows}
+        about = environment() | ({"commit": args.commit} if args.commit else {})
+        record = {**about, "checks": checks, "rows": rows}
         (args.out / f"{args.name}.json").write_text(json.dumps(record, indent=1) + "\n")
     return int(any(found["host_peak_gib"] > args.most_host_gib for found in rows))
 

@@ -54,12 +54,12 @@ class Seeded:
         self.full(f"{name}.bias", width, value=0.0)
 
 
-def video_weights(device: torch.device) -> dict[str, torch.Tensor]:
+def video_weights(device: torch.device, blocks: int = BLOCKS) -> dict[str, torch.Tensor]:
     seeded = Seeded(device, 1)
     seeded.layer("post_quant_conv", LATENT, LATENT, 1, 1, 1)
     seeded.layer("decoder.proj_in", WIDTH, LATENT)
     seeded.normal("decoder.register_tokens", 1, 4, WIDTH, std=1.0)
-    for index in range(BLOCKS):
+    for index in range(blocks):
         name = f"decoder.transformer_blocks.{index}"
         for part in ("to_q", "to_k", "to_v", "to_out.0"):
             seeded.layer(f"{name}.attn.{part}", WIDTH, WIDTH)
@@ -195,6 +195,9 @@ def parts(half: vae.VideoVAE, tiles: int) -> list[dict]:
         "residual_rms": lambda: ops.residual_rms(x, y, block.scale1, block.out.bias, block.norm2, 1e-5, half.dtype),
         "ff_in product": lambda: torch.nn.functional.linear(normed, block.ff_in.weight),
         "swiglu": lambda: ops.swiglu(*both.chunk(2, dim=1), block.ff_in.bias),
+        f"linear_swiglu, {ops.linear_swiglu.name}": lambda: ops.linear_swiglu(
+            normed, block.ff_in.weight, block.ff_in.bias
+        ),
         "ff_out product": lambda: ops.project(hidden, block.ff_out),
     }
     rows = [{"part": name, "tiles": tiles, "ms": round(do_bench(step, return_mode="median"), 4)}
