@@ -2,17 +2,12 @@
 
 import math
 
+import av
+import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ..errors import ConfigError, FastH3Error, GeometryError
 from ..packing.geometry import FPS, SAMPLE_RATE
-
-_ZEROS = 6
-"""Zero crossings of the sinc on either side."""
-_ROLLOFF = 0.99
-"""Cutoff, as a share of the lower rate's Nyquist frequency. With `_ZEROS` what torchaudio does by default."""
-_BLOCK = 1 << 15
 
 
 def reference_sound(waveform_BCL: torch.Tensor, rate: int, frames: int) -> torch.Tensor:
@@ -34,20 +29,17 @@ def reference_sound(waveform_BCL: torch.Tensor, rate: int, frames: int) -> torch
 
 
 def resample(wave_CL: torch.Tensor, rate: int, to: int) -> torch.Tensor:
-    """[C, L] at `rate` -> [C, ceil(L * to / rate)] at `to`: a sinc under a Hann window, for any two rates."""
+    """One or two channels [C, L] fp32 at `rate` -> [C, ceil(L * to / rate)] at `to`, by FFmpeg's resampler.
+
+    Raises GeometryError for a sound that is shorter than its filter, some milliseconds.
+    """
     if rate == to:
         return wave_CL
-    zeros_a_second = _ROLLOFF * min(rate, to)
-    reach = math.ceil(_ZEROS * rate / zeros_a_second)
-    taps_K = torch.arange(-reach, reach + 1, device="cpu")
-    padded_CL = F.pad(wave_CL, (reach, reach))
-    length, parts = -(-wave_CL.shape[1] * to // rate), []
-    for start in range(0, length, _BLOCK):
-        place_N = torch.arange(start, min(start + _BLOCK, length), device="cpu") * rate
-        first_N, between_N = place_N // to, (place_N % to).double() / to
-        seconds_NK = (taps_K - between_N[:, None]) / rate
-        at_NK = (seconds_NK * zeros_a_second).clamp(-_ZEROS, _ZEROS)
-        weights_NK = torch.sinc(at_NK) * torch.cos(at_NK * (math.pi / 2 / _ZEROS)).square() * (zeros_a_second / rate)
-        around_CNK = padded_CL[:, first_N[:, None] + taps_K + reach]
-        parts.append((around_CNK * weights_NK.float()).sum(dim=-1))
-    return torch.cat(parts, dim=1)
+    layout = "mono" if wave_CL.shape[0] == 1 else "stereo"
+    frame = av.AudioFrame.from_ndarray(wave_CL.contiguous().numpy(), format="fltp", layout=layout)
+    frame.sample_rate = rate
+    resampler = av.AudioResampler("fltp", layout, to)
+    parts = [part.to_ndarray() for part in (*resampler.resample(frame), *resampler.resample(None))]
+    if not parts:
+        raise GeometryError(f"a sound of {wave_CL.shape[1]} samples at {rate} a second is too short. Leave it out.")
+    return torch.from_numpy(np.concatenate(parts, axis=1))

@@ -14,13 +14,13 @@ def tone(rate, hertz, seconds=0.5):
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000, 44101, 96000])
 def test_a_tone_is_the_same_tone(rate):
-    """Away from the ends, which are silence outside: within what six zero crossings can do."""
+    """Away from the ends, about which a filter can only guess."""
     made = resample(tone(rate, 440), rate, 32000)
     assert made.shape == (1, math.ceil(tone(rate, 440).shape[1] * 32000 / rate))
     expected = tone(32000, 440)[:, : made.shape[1]]
     middle = slice(400, expected.shape[1] - 400)
-    assert (made[:, : expected.shape[1]] - expected)[:, middle].abs().max() < 3e-3
-    assert (made[:, : expected.shape[1]] * 1.01 - expected)[:, middle].abs().max() > 3e-3
+    assert (made[:, : expected.shape[1]] - expected)[:, middle].abs().max() < 1e-4
+    assert (made[:, : expected.shape[1]] * 1.01 - expected)[:, middle].abs().max() > 1e-4
 
 
 def test_what_32_khz_cannot_hold_goes():
@@ -31,15 +31,6 @@ def test_what_32_khz_cannot_hold_goes():
 def test_its_own_rate_is_not_touched():
     wave = torch.randn(2, 100)
     assert resample(wave, 32000, 32000) is wave
-
-
-def test_blocks_make_no_difference(monkeypatch):
-    from comfyui_fasth3.fasth3_core.media import resample as module
-
-    wave = torch.randn(2, 5000)
-    whole = module.resample(wave, 44100, 32000)
-    monkeypatch.setattr(module, "_BLOCK", 77)
-    assert torch.equal(module.resample(wave, 44100, 32000), whole)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 6])
@@ -65,6 +56,7 @@ def test_cut_to_the_video():
         (torch.zeros(2, 100), 32000, GeometryError, r"shape \[2, 100\]"),
         (torch.zeros(1, 2, 0), 32000, GeometryError, r"shape \[1, 2, 0\]"),
         (torch.zeros(1, 2, 100), 0, ConfigError, "sample_rate=0"),
+        (torch.zeros(1, 2, 5), 44100, GeometryError, "5 samples at 44100 a second is too short"),
         (torch.full((1, 2, 100), float("nan")), 32000, FastH3Error, "NaN or infinity"),
     ],
 )
