@@ -38,8 +38,8 @@ class Format:
 FORMATS = {
     form.name: form
     for form in (
-        # 20 frames of lookahead, not 40: fewer wait for the encoder when decoding ends (0.7 s on 16 cores instead of 1.0),
-        # and a synthetic clip was 9 % smaller at 0.06 dB less
+        # 20 frames of lookahead, not 40: fewer wait for the encoder when decoding ends (0.7 s of 16 cores, not 1.0); a
+        # synthetic clip was 9 % smaller at 0.06 dB less
         Format("mp4 h264", ".mp4", "mp4", "libx264", {8: "yuv420p", 10: "yuv420p10le"}, "aac", 51,
                (("rc-lookahead", "20"),)),
         # hvc1: QuickTime and Safari refuse FFmpeg's hev1
