@@ -12,10 +12,10 @@ from .model.blocks import PASS_ROWS
 from .model.time import BLOCK_ROWS
 from .vsa.attention import SCORE_BYTES
 
-_LIBRARIES = 192 << 20
-"""Workspaces of the matrix libraries and small tensors: between 0 and 0.25 GB are measured beside the buffers below."""
+_LIBRARIES = 96 << 20
+"""Workspaces of the matrix libraries and small tensors: up to 0.09 GB are measured beside the buffers below."""
 
-_HEADROOM = 1.10, 512 << 20
+_HEADROOM = 1.10, 608 << 20
 """For what torch's allocator cannot use between its blocks: with 6 % and 0.25 GiB a capped run failed."""
 
 _GATHERED = 1 << 30
@@ -115,9 +115,11 @@ def run_bytes(
     # rows that attend to everything are written where torch puts them, then over their queries
     op += min(heads_wide, RESULT_BYTES) if dense else (tokens - video_tokens) * inner * element
     attention = stream + max(project, qkv + gate + op, qkv + product(inner * C, stream))
-    hidden = rows * (2 * ffn * element + fp8 * ffn)
+    # swiglu writes over its value, in fp8 beside it, and both halves are then gone
+    halves, hidden = 2 * rows * ffn * element, rows * ffn
+    swiglu, hidden = (halves + hidden, hidden) if fp8 else (halves, halves)
     projected = hidden + product(ffn * C, rows * C * element)
-    feed_forward = stream + tokens * normed + max(product(2 * ffn * C, hidden), projected)
+    feed_forward = stream + tokens * normed + max(product(2 * ffn * C, halves), swiglu, projected)
     time_rows = 4 if conditions else 2
     return RunBytes(
         tables=config.num_layers * forwards * time_rows * BLOCK_ROWS * C * element,

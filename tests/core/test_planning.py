@@ -170,8 +170,8 @@ def test_what_refines_the_prompt_visits_where_blocks_do():
 def test_products_in_8_bits_take_narrower_tokens():
     whole, narrow = planned().run, planned(fp8=True).run
     assert narrow.attention < whole.attention
-    # the hidden state is there in both forms while one becomes the other
-    assert narrow.feed_forward - whole.feed_forward == 38_010 * (14_336 - 5_376)
+    # the hidden state is there in both forms while one becomes the other, and its result is not there yet
+    assert narrow.feed_forward - whole.feed_forward == 38_010 * (14_336 - 3 * 5_376)
 
 
 @pytest.mark.parametrize(
