@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from comfyui_fasth3.fasth3_core import planning_fit
 from comfyui_fasth3.fasth3_core.errors import ConfigError
 from comfyui_fasth3.fasth3_core.weights import masters
 from comfyui_fasth3.fasth3_core.weights.placement import GIB, Offload, Room
-from comfyui_fasth3.nodes import _latents
+from comfyui_fasth3.nodes import _latents, _placing
 
 CPU = torch.device("cpu")
 
@@ -122,6 +123,19 @@ def test_auto_follows_what_is_free(sampled, offload, model, host, monkeypatch):
     assert model.store.placement.mapped, "no host memory for copies"
     with pytest.raises(ConfigError, match="Use policy 'mmap'"):
         sampled(offload(policy="stream"))
+
+
+def test_fewer_tokens_a_pass_where_memory_is_short(sampled, offload, model, host, monkeypatch):
+    monkeypatch.setattr(planning_fit, "PASSES", (40_960, 16, 8))
+    monkeypatch.setattr(_placing, "PASSES", planning_fit.PASSES)
+    plain = sampled()
+    assert plain.args[1].memory["pass_rows"] == 40_960
+    room_of(host, monkeypatch, device=1 << 20)  # without a setting it is the host that refuses
+    short = sampled()
+    assert short.args[1].memory["pass_rows"] == 8 and model.store.placement.streamed == ()
+    torch.testing.assert_close(video(short), video(plain), rtol=0, atol=1e-5)
+    room_of(host, monkeypatch, device=64 * GIB)
+    assert sampled(offload()).args[1].memory["pass_rows"] == 40_960
 
 
 def test_a_placement_stays_while_it_fits(sampled, offload, model, host, monkeypatch):
