@@ -29,8 +29,26 @@ PROG = "comfyui-fasth3"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 failed with a message, 2 wrong usage."""
+    """Exit status: 0 done; 1 failed, with a message; 2 wrong usage; 130 stopped with Ctrl-C."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # to stderr: stdout is for results
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe is an exception like any other
+    except KeyboardInterrupt:
+        return _failed(argv, "stopped", 130)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+        return 1
+    except (FastH3Error, OSError, SafetensorError) as error:  # OSError: a folder that cannot be made, a full disk
+        return _failed(argv, str(error), 1)
+
+
+def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
         return 0 if argv else 2
@@ -38,27 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"{PROG}: no command {name!r}\n\n{_usage()}", file=sys.stderr)
         return 2
-    command = importlib.import_module(f".{name.replace('-', '_')}", __package__)
+    command = importlib.import_module(f".{name.replace('-', '_')}", __package__)  # seconds, where it brings torch
     parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=COMMANDS[name])
     command.add_arguments(parser)
-    args = parser.parse_args(rest)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal cannot show
-        sys.stdout.reconfigure(errors="backslashreplace")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # to stderr: stdout is for results
-    try:
-        return command.main(args)
-    except FastH3Error as error:
-        print(f"{PROG} {name}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{PROG} {name}: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
-        return 1
-    except (OSError, SafetensorError) as error:  # a folder that cannot be made, a full disk
-        print(f"{PROG} {name}: {error}", file=sys.stderr)
-        return 1
+    return command.main(parser.parse_args(rest))
+
+
+def _failed(argv: list[str], why: str, status: int) -> int:
+    print(f"{' '.join([PROG, *argv[:1]])}: {why}", file=sys.stderr)
+    return status
 
 
 def _usage() -> str:

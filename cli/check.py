@@ -84,7 +84,7 @@ def _value_problems(name: str, value: Any, spec: tuple) -> list[str]:
         if value in choices:
             return []
         if not choices:
-            return [f"{name}={value!r} is not there, nor anything else: see the options --models and --input"]
+            return [f"{name}={value!r} is not there, and there is no other: see the options --models and --input"]
         listed = ", ".join(map(repr, choices[:_LISTED])) + (", ..." if len(choices) > _LISTED else "")
         return [f"{name}={value!r} is not one of {listed}"]
     if kind in _NUMBERS:

@@ -1,11 +1,13 @@
 """demo: a tiny model in the real file formats, the shipped graph run on it, and a look at the MP4 that comes out."""
 
 import argparse
+import json
 import time
 from fractions import Fraction
 from pathlib import Path
 
 from ..fasth3_core.packing.geometry import FPS, SAMPLE_RATE, audio_samples, snap_frames
+from . import options
 from .graph import apply_settings, read_graph
 from .run import run_graph
 
@@ -17,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder to make (%(default)s)")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the video (%(default)g)")
     parser.add_argument("--seed", type=int, default=1, help="of the noise (%(default)d)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; the accelerator if there is one by default")
+    options.add_device(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -34,6 +36,10 @@ def main(args: argparse.Namespace) -> int:
         "FastH3EmptyLatent.aspect=custom", f"FastH3EmptyLatent.width={WIDTH}", f"FastH3EmptyLatent.height={HEIGHT}",
         f"FastH3EmptyLatent.seconds={args.seconds}",
     ])
+    again = args.out / "graph.json"
+    again.write_text(json.dumps(graph, indent=1), encoding="utf-8")
+    print(f"run it again, changed: comfyui-fasth3 run {again} --models {args.out}/models --input {args.out}/input "
+          f"--output {args.out}/output --set FastH3Sampler.seed=2", flush=True)
     files = run_graph(graph, args.out / "models", args.out / "input", args.out / "output", args.device)
     problems = [problem for path in files for problem in look_at(path, snap_frames(args.seconds))]
     problems += [] if files else ["the graph saved nothing"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from ..fasth3_core.atomic import replacing
 from ..fasth3_core.checkpoint.load import RECORD
 from ..fasth3_core.checkpoint.save import save
 from ..fasth3_core.selftest.random_adapter import random_adapter
@@ -26,6 +27,7 @@ _CONTRACT = {
     "video_scheduler_shift": 12.0, "audio_scheduler_shift": 3.0,
 }
 _SHARDS = 2
+_SEED = 0
 _TEXT_TOKENS = 24
 
 
@@ -41,33 +43,39 @@ class BundleNames:
     prompt: str = "fasth3_prompt.safetensors"
 
 
-def write_bundle(out: Path, seed: int = 0) -> BundleNames:
-    """Make `out`/models and `out`/input."""
+def write_bundle(out: Path) -> BundleNames:
+    """Make `out`/models and `out`/input; every file is there whole or not at all."""
     names = BundleNames()
     models, inputs = out / "models", out / "input"
-    _write_transformer(models / "diffusion_models" / names.model, seed)
+    _write_transformer(models / "diffusion_models" / names.model)
     (models / "loras").mkdir(parents=True, exist_ok=True)
-    _write_base(models / "diffusion_models" / names.base_model, models / "loras" / names.adapter, seed)
+    _write_base(models / "diffusion_models" / names.base_model, models / "loras" / names.adapter)
     (models / "vae").mkdir(parents=True, exist_ok=True)
-    save_file(video_decoder(seed), models / "vae" / names.video_vae)
-    save_file(audio_decoder(seed), models / "vae" / names.audio_vae)
+    _write(models / "vae" / names.video_vae, video_decoder(_SEED))
+    _write(models / "vae" / names.audio_vae, audio_decoder(_SEED))
     inputs.mkdir(parents=True, exist_ok=True)
-    states = torch.randn(1, _TEXT_TOKENS, _DIMS["text_dim"], generator=torch.Generator().manual_seed(seed))
+    states = torch.randn(1, _TEXT_TOKENS, _DIMS["text_dim"], generator=torch.Generator().manual_seed(_SEED))
     prompt = Prompt(states.bfloat16(), torch.ones(_TEXT_TOKENS, dtype=torch.int64))
     _prompt_file.save(inputs / names.prompt, prompt, {"prompt": "seeded noise in place of a prompt"})
     return names
 
 
-def _write_transformer(folder: Path, seed: int) -> None:
+def _write_transformer(folder: Path) -> None:
     """Shards with their index, the configuration, and the contract at the root of the release."""
     config = {"rope_freq_dim": _DIMS["rope_freq_dim"]}
-    save(random_transformer(**_DIMS, seed=seed), folder, layout="diffusers", shards=_SHARDS, config=config)
-    (folder.parent / RECORD).write_text(json.dumps(_CONTRACT, indent=1), encoding="utf-8")
+    save(random_transformer(**_DIMS, seed=_SEED), folder, layout="diffusers", shards=_SHARDS, config=config)
+    with replacing(folder.parent / RECORD) as partial:
+        partial.write_text(json.dumps(_CONTRACT, indent=1), encoding="utf-8")
 
 
-def _write_base(folder: Path, adapter: Path, seed: int) -> None:
+def _write_base(folder: Path, adapter: Path) -> None:
     """The same without gates and contract, and FastVideo's form of adapter, which brings both."""
-    base = random_transformer(**_DIMS, gates=False, seed=seed)
+    base = random_transformer(**_DIMS, gates=False, seed=_SEED)
     save(base, folder, layout="diffusers", shards=_SHARDS, config={"rope_freq_dim": _DIMS["rope_freq_dim"]})
-    tensors, metadata = random_adapter(base, seed=seed)
-    save_file(tensors, adapter, metadata=metadata)
+    tensors, metadata = random_adapter(base, seed=_SEED)
+    _write(adapter, tensors, metadata)
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+    with replacing(path) as partial:
+        save_file(tensors, partial, metadata=metadata)

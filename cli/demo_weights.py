@@ -24,7 +24,7 @@ _PEDESTAL = 0.5
 """Constant part of every token, subtracted again at the end: with it, the last norm scales all tokens alike."""
 
 
-def video_decoder(seed: int = 0) -> dict[str, torch.Tensor]:
+def video_decoder(seed: int) -> dict[str, torch.Tensor]:
     """Diffusers names. Each head averages the latents around one corner of its token's patch, and the patch is filled
     by interpolation between its corners, so neighbouring patches meet and the picture is smooth in space and time."""
     generator = torch.Generator().manual_seed(seed)
@@ -101,7 +101,7 @@ _PITCH = 35.0
 _LOUDNESS = 0.4
 
 
-def audio_decoder(seed: int = 0) -> dict[str, torch.Tensor]:
+def audio_decoder(seed: int) -> dict[str, torch.Tensor]:
     """Diffusers names, weight norm folded. The stages only interpolate the latents to the sample rate; the last
     activation turns that slow curve into the phase of a sine, so each channel glides up and down like a theremin."""
     generator = torch.Generator().manual_seed(seed)

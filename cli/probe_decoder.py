@@ -4,13 +4,15 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from . import options
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("decoder", type=Path, help="the 24-block video VAE; what is found is written beside it")
     parser.add_argument("--teacher", type=Path, required=True, help="the released video VAE (36 blocks)")
     parser.add_argument("--latent", type=Path, required=True,
                         help="of FastH3 Save Latent, of a real clip; its middle, up to 12 x 32 x 32, is decoded")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; default: a GPU if there is one")
+    options.add_device(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..fasth3_core.errors import ConfigError, FastH3Error
 from ..kernels.registry import BackendUnavailable
+from . import options
 from .devices import chosen
 from .graph import apply_settings, read_graph
 
@@ -15,12 +16,11 @@ log = logging.getLogger("fasth3")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", type=Path, help="API-format JSON, for example workflows/api/*.json")
-    parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE",
-                        help="change an input; NODE is an id, or a class that occurs once. Repeatable")
+    options.add_set(parser)
     parser.add_argument("--models", type=Path, default=Path("models"), help="holds diffusion_models, vae (%(default)s)")
     parser.add_argument("--input", type=Path, default=Path("input"), help="pictures and prompt files (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("output"), help="where saving nodes write (%(default)s)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; the accelerator if there is one by default")
+    options.add_device(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 
 from ..fasth3_core.atomic import replacing
 from ..fasth3_core.errors import FastH3Error
+from . import options
 from .graph import apply_settings, read_graph
 
 _POLL_SECONDS = 0.5
@@ -28,8 +29,7 @@ class ServerError(FastH3Error):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", type=Path, help="API-format JSON")
     parser.add_argument("--server", default="http://127.0.0.1:8188", help="URL of ComfyUI (%(default)s)")
-    parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE",
-                        help="change an input; NODE is an id, or a class that occurs once. Repeatable")
+    options.add_set(parser)
     parser.add_argument("--output", type=Path, default=Path("output"), help="where files are put (%(default)s)")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds to wait (%(default)g)")
 

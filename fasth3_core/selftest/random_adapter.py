@@ -14,9 +14,11 @@ _PAIRS = re.compile(
 )
 """Layers that the released adapters change by low-rank pairs; all else is changed by exact differences."""
 
+_RANK = 4
+
 
 def random_adapter(
-    base: Mapping[str, torch.Tensor], *, rank: int = 4, gates: bool = True, seed: int = 0, size: float = 0.1,
+    base: Mapping[str, torch.Tensor], *, gates: bool = True, seed: int = 0, size: float = 0.1,
     dtype: torch.dtype = torch.bfloat16, student: str = "FastVideo/FastVideo-FastH3-4-step-Preview-v1-VSA-DataFree",
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:  # fmt: skip
     """(tensors, metadata) of an adapter to a base in canonical names.
@@ -35,8 +37,8 @@ def random_adapter(
         layer, _, leaf = name.rpartition(".")
         if leaf == "weight" and _PAIRS.fullmatch(layer):
             rows, columns = weight.shape
-            put(f"{layer}.lora_A.weight", rank, columns, scale=columns**-0.5)
-            put(f"{layer}.lora_B.weight", rows, rank, scale=size * rank**-0.5)
+            put(f"{layer}.lora_A.weight", _RANK, columns, scale=columns**-0.5)
+            put(f"{layer}.lora_B.weight", rows, _RANK, scale=size * _RANK**-0.5)
         else:
             put(f"{layer}.diff{'_b' * (leaf == 'bias')}", *weight.shape, scale=size * float(weight.std()))
     if gates:
@@ -52,7 +54,7 @@ def random_adapter(
         "base_model": "MiniMaxAI/MiniMax-H3",
         "base_revision": "seeded noise",
         "finetuned_model": student,
-        "rank": str(rank),
+        "rank": str(_RANK),
         "low_rank_tensors": str(roles["weight"]),
         "diff_tensors": str(roles["diff"] + roles["diff_b"]),
         "set_weight_tensors": str(roles["set_weight"]),

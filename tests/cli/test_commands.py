@@ -10,9 +10,11 @@ import av
 import pytest
 import torch
 from comfyui_fasth3 import cli
-from comfyui_fasth3.cli import demo, demo_bundle
+from comfyui_fasth3.cli import demo, demo_bundle, quantize
 from comfyui_fasth3.cli.demo_bundle import write_bundle
 from comfyui_fasth3.cli.graph import read_graph
+from comfyui_fasth3.fasth3_core.checkpoint import save
+from comfyui_fasth3.fasth3_core.media import mux
 from comfyui_fasth3.fasth3_core.media.delivery import delivering
 from comfyui_fasth3.fasth3_core.media.formats import Output
 from comfyui_fasth3.fasth3_core.media.sound import fit
@@ -66,6 +68,46 @@ def test_what_users_can_mend_is_one_line_and_status_1(capsys, tmp_path):
     assert command("run", tmp_path / "gone.json") == 1
     error = capsys.readouterr().err
     assert "comfyui-fasth3 run: " in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["plan", "--help"], ["plan"]])
+def test_a_reader_that_has_seen_enough(argv):
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "comfyui_fasth3", *argv], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60,
+        env=environment,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_no_half_model(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(save, "save_file", lambda tensors, path, **_: (path.write_bytes(b"half"), stop()))
+    assert command("demo", "--out", tmp_path) == 130
+    assert capsys.readouterr().err == "comfyui-fasth3 demo: stopped\n"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["config.json"]
+
+
+def test_ctrl_c_leaves_no_half_video(bundle, tmp_path, capsys, monkeypatch):
+    written = []
+    monkeypatch.setattr(mux.Movie, "write", lambda movie, frames: (written.append(len(frames)), stop()))
+    assert run_shipped(bundle, tmp_path) == 130
+    assert written and capsys.readouterr().err.endswith("comfyui-fasth3 run: stopped\n")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_ctrl_c_leaves_no_half_quantised_file(bundle, tmp_path, capsys, monkeypatch):
+    root, names = bundle
+    monkeypatch.setattr(quantize, "_say", stop)
+    model = root / "models" / "diffusion_models" / names.model
+    assert command("quantize", model, tmp_path / "a.safetensors") == 130
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +215,7 @@ def test_demo(tmp_path, capsys):
     assert command("demo", "--out", tmp_path, "--seconds", 0.2, "--device", "cpu") == 0
     shown = capsys.readouterr().out
     assert "all as it should be" in shown
+    assert read_graph(tmp_path / "graph.json")["1"]["inputs"]["model_name"] == "fasth3_demo/transformer"
     assert "frames 5" in shown and "audio codec aac" in shown
     frames = av.open(str(next((tmp_path / "output").rglob("*.mp4")))).decode(video=0)
     picture = torch.from_numpy(next(iter(frames)).to_ndarray(format="rgb24")).float() / 255
@@ -216,6 +259,13 @@ def test_doctor_json(capsys):
     assert facts["kernels"]["dtype"] == "fp32"
     ops = {row["op"] for row in facts["kernels"]["rows"] if row["why_not"] is None}
     assert {"block_sparse_attention", "tile_mean"} <= ops
+
+
+def test_doctor_asks_each_op_for_the_heads_that_it_gets(capsys):
+    assert command("doctor", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["kernels"]["rows"]
+    assert len(rows) == len({(row["op"], row["backend"]) for row in rows})
+    assert not [row for row in rows if "head dim" in str(row["why_not"])]
 
 
 def test_file_nodes(tmp_path, capsys):
