@@ -15,8 +15,8 @@ def test_canvas_is_legal_and_near_the_request(aspect, megapixels):
     check_size(width, height)
     across, down = ASPECTS[aspect]
     assert width / height == pytest.approx(across / down, rel=0.25)
-    # the side of a small canvas moves in large steps; from a quarter megapixel on the area is met
-    assert width * height == pytest.approx(megapixels * 1e6, rel=0.04 if megapixels >= 0.25 else 0.08)
+    # the side of a small canvas moves in large steps; from 0.4 megapixels on the area is met
+    assert width * height == pytest.approx(megapixels * 1e6, rel=0.04 if megapixels >= 0.4 else 0.08)
 
 
 @settings(deadline=None)
