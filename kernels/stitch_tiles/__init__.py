@@ -31,12 +31,12 @@ class Lines:
     @classmethod
     def of(cls, starts: Sequence[int], size: int, device: torch.device) -> "Lines":
         """An axis of tiles that start at these lines, the last one at its end."""
-        first = torch.tensor(starts, dtype=torch.int32)
-        line = torch.arange(starts[-1] + size, dtype=torch.int32)
+        first = torch.tensor(starts, dtype=torch.int32, device="cpu")
+        line = torch.arange(starts[-1] + size, dtype=torch.int32, device="cpu")
         tile = torch.searchsorted(first, line, right=True, out_int32=True) - 1
         start, start_before = first[tile], first[(tile - 1).clamp_min(0)]
         overlap = (start_before + size - start).clamp_min(1)
-        weight = torch.where(tile > 0, 1 - (line - start) / overlap, 0.0).clamp_min(0)
+        weight = torch.where(tile > 0, 1 - (line - start).float() / overlap, 0.0).clamp_min(0)
         tables = (tile, line - start, line - start_before, weight)
         return cls(len(starts), size, *(table.to(device) for table in tables))
 
