@@ -36,7 +36,7 @@ def load(
     groups = [contents.top, *(block for i, block in enumerate(contents.blocks) if i not in hosts.blocks)]
     groups += [contents.text] if hosts.text is None else []
     total, done = sum(contents.nbytes(group, run) for group in groups), 0
-    weights: dict[str, Weight] = {}
+    weights: dict[str, Weight] = {}  # of the group that is being read
 
     def on_piece(count: int) -> None:
         nonlocal done
@@ -73,18 +73,18 @@ def load(
                     if i not in streamed:
                         placed.blocks[i] = to_device(hosts.blocks[i], device)
                     continue
-                read(block, i in streamed)
-                if GATE in weights and i not in hosts.gated:
-                    hosts.gated[i] = any_nonzero(weights[GATE])
+                held = read(block, i in streamed)
+                if GATE in held and i not in hosts.gated:
+                    hosts.gated[i] = any_nonzero(held[GATE])
                 if i in streamed:
-                    hosts.blocks[i] = kept_on_host(weights)
+                    hosts.blocks[i] = kept_on_host(held)
                 else:
-                    placed.blocks[i] = MappingProxyType(weights)
+                    placed.blocks[i] = MappingProxyType(held)
         hosts.keep_only(streamed)
         if streamed:
             placed.ring = SlotRing(hosts.blocks, device, placement.slots)
     except BaseException:
-        # the traceback keeps this frame, and with it everything loaded so far
+        # the traceback keeps these frames, and with them everything loaded so far
         weights.clear()
         placed.clear()
         hosts.drop()
