@@ -36,15 +36,14 @@ def main(args: argparse.Namespace) -> int:
         "FastH3EmptyLatent.aspect=custom", f"FastH3EmptyLatent.width={WIDTH}", f"FastH3EmptyLatent.height={HEIGHT}",
         f"FastH3EmptyLatent.seconds={args.seconds}",
     ])
-    again = args.out / "graph.json"
-    again.write_text(json.dumps(graph, indent=1), encoding="utf-8")
-    print(f"run it again, changed: comfyui-fasth3 run {again} --models {args.out}/models --input {args.out}/input "
-          f"--output {args.out}/output --set FastH3Sampler.seed=2", flush=True)
+    (args.out / "graph.json").write_text(json.dumps(graph, indent=1), encoding="utf-8")
     files = run_graph(graph, args.out / "models", args.out / "input", args.out / "output", args.device)
     problems = [problem for path in files for problem in look_at(path, snap_frames(args.seconds))]
     problems += [] if files else ["the graph saved nothing"]
     print("\n".join(f"WRONG: {problem}" for problem in problems) or "all as it should be")
-    print(f"{time.perf_counter() - started:.1f} s")
+    print(f"{time.perf_counter() - started:.1f} s; to run it again, changed:\n"
+          f"comfyui-fasth3 run {args.out}/graph.json --models {args.out}/models --input {args.out}/input "
+          f"--output {args.out}/output --set FastH3Sampler.seed=2")
     return 1 if problems else 0
 
 

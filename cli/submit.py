@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 from ..fasth3_core.atomic import replacing
-from ..fasth3_core.errors import FastH3Error
+from ..fasth3_core.errors import ConfigError, FastH3Error
 from . import options
 from .graph import apply_settings, read_graph
 
@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     graph = read_graph(args.graph)
     apply_settings(graph, args.set)
-    server = Server(args.server)
+    if not args.server.startswith(("http://", "https://")):
+        raise ConfigError("server", args.server, "a URL such as http://127.0.0.1:8188", "Put http:// in front.")
+    server = Server(args.server.rstrip("/"))
     prompt_id = server.queue(graph)
     print(f"queued as {prompt_id}", flush=True)
     try:
@@ -121,14 +123,19 @@ class Server:
         return "finishing" if mine is None else f"waiting, {ahead.index(mine) + len(queue['queue_running'])} before it"
 
     def _get(self, path: str) -> dict[str, Any]:
-        with self._open(Request(self.url + path)) as response:
-            return json.load(response)
+        return self._answer(Request(self.url + path))
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         data = json.dumps(body).encode()
-        with self._open(Request(self.url + path, data, {"Content-Type": "application/json"})) as response:
+        return self._answer(Request(self.url + path, data, {"Content-Type": "application/json"}))
+
+    def _answer(self, request: Request) -> dict[str, Any]:
+        with self._open(request) as response:
             text = response.read()
-        return json.loads(text) if text else {}
+        try:
+            return json.loads(text) if text else {}
+        except ValueError as error:
+            raise ServerError(f"{request.full_url} answers with no JSON: is that a ComfyUI? {error}") from error
 
     def _open(self, request: Request):
         try:

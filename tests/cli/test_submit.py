@@ -129,6 +129,19 @@ def test_no_server(tmp_path, capsys):
     assert "no ComfyUI at http://127.0.0.1:9" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8188", "ftp://127.0.0.1", "comfy"])
+def test_no_url(tmp_path, capsys, url):
+    (tmp_path / "g.json").write_text(json.dumps(GRAPH))
+    assert cli.main(["submit", str(tmp_path / "g.json"), "--server", url]) == 1
+    assert f"server='{url}': expected a URL such as http://127.0.0.1:8188" in capsys.readouterr().err
+
+
+def test_a_server_that_is_no_comfyui(comfy, send, capsys):
+    comfy.answer = (200, b"<html>")
+    assert send() == 1
+    assert "/prompt answers with no JSON: is that a ComfyUI?" in capsys.readouterr().err
+
+
 def test_temporary_files_are_not_fetched(comfy, send, tmp_path):
     comfy.history = [{**OK, "outputs": {"1": {"images": [SAVED | {"type": "temp"}]}}}]
     assert send() == 0
