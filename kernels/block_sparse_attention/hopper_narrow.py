@@ -17,8 +17,9 @@ from .hopper_ring import ATOM, HEAD_DIM, LOWEST, PER_STEP, TILE, barrier, clear_
 
 
 @gluon.jit
-def _scores(k_stage, q_left, q_right, zeros):
+def _scores(k_stage, q, zeros):
     """Start K Q^T of a step [64, N]: one product for each half of the head channels."""
+    q_left, q_right = q
     TILE_LAYOUT: gl.constexpr = k_stage.layout
     halves = view(k_stage, [2, TILE, ATOM], TILE_LAYOUT)
     s = warpgroup_mma(halves.index(0), q_left.permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -26,14 +27,35 @@ def _scores(k_stage, q_left, q_right, zeros):
 
 
 @gluon.jit
-def _softmax(s, codes_ptr, masked, m, sums, scale):
+def _softmax(s, m, sums, scale):
     """Online softmax of logits s [64, N] over the keys: exponentials, running maximum [N], sums [64, N] that are added
     up at the end, factor for what came before [N]."""
-    s = gl.where(listed(codes_ptr, gl.SliceLayout(1, s.type.layout), masked)[:, None], s, float("-inf"))
     m_new = gl.maximum(m, gl.max(s, 0) * scale)
     e = gl.exp2(s * scale - m_new[None, :])
     alpha = gl.exp2(m - m_new)
     return e, m_new, sums * alpha[None, :] + e, alpha
+
+
+@gluon.jit
+def _step(q, p_smem, acc, m, sums, stage, phase, zeros, ring, codes_ptr, scale, MASKED: gl.constexpr):
+    """One stage that has arrived: QK^T of its step beside PV of the step before, then softmax."""
+    k_smem, v_smem, full, empty = ring
+    s_pending = _scores(k_smem.index(stage), q, zeros)
+    acc_pending = warpgroup_mma(v_smem.index(stage).permute((1, 0)), p_smem, acc, is_async=True)
+    s = warpgroup_mma_wait(1, deps=(s_pending,))
+    if MASKED:
+        s = gl.where(listed(codes_ptr, gl.SliceLayout(1, s.type.layout))[:, None], s, float("-inf"))
+    e, m, sums, alpha = _softmax(s, m, sums, scale)
+    acc = warpgroup_mma_wait(0, deps=(acc_pending,))
+    mbarrier.arrive(empty.index(stage), count=1)
+    p_smem.store(e.to(p_smem.dtype))
+    fence_async_shared()
+    barrier()
+    stage, phase = next_stage(stage, phase, k_smem.type.shape[0])
+    mbarrier.wait(full.index(stage), phase)
+    if MASKED:
+        clear_unlisted(v_smem.index(stage), codes_ptr)
+    return acc * alpha[None, :], m, sums, stage, phase
 
 
 @gluon.jit
@@ -47,8 +69,7 @@ def attend_narrow(q_smem, ring, codes_ptr, masked, steps, scale, result, N: gl.c
     TILE_LAYOUT: gl.constexpr = q_smem.layout
     # 64 rows were brought, of which N count: P goes where the left halves of the others are
     parts = view(q_smem, [2 * TILE // N, N, ATOM], TILE_LAYOUT)
-    q_left = parts.index(0)
-    q_right = parts.index(TILE // N)
+    q = (parts.index(0), parts.index(TILE // N))
     P_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * N, element_bitwidth=16, rank=2)
     p_smem = view(q_smem, [HEAD_DIM // N, TILE, N], P_LAYOUT).index(HEAD_DIM // N // 4)
     zeros = gl.zeros([TILE, N], gl.float32, LAYOUT)
@@ -57,9 +78,10 @@ def attend_narrow(q_smem, ring, codes_ptr, masked, steps, scale, result, N: gl.c
     m = gl.full([N], LOWEST, gl.float32, COLUMNS)
 
     mbarrier.wait(full.index(0), 0)
-    s = warpgroup_mma_wait(0, deps=(_scores(k_smem.index(0), q_left, q_right, zeros),))
+    s = warpgroup_mma_wait(0, deps=(_scores(k_smem.index(0), q, zeros),))
     mbarrier.arrive(empty.index(0), count=1)
-    e, m, sums, _ = _softmax(s, codes_ptr, masked > 0, m, sums, scale)
+    s = gl.where(listed(codes_ptr, gl.SliceLayout(1, LAYOUT), masked > 0)[:, None], s, float("-inf"))
+    e, m, sums, _ = _softmax(s, m, sums, scale)
     p_smem.store(e.to(dtype))
     fence_async_shared()
     barrier()
@@ -68,21 +90,11 @@ def attend_narrow(q_smem, ring, codes_ptr, masked, steps, scale, result, N: gl.c
     if masked > 0:
         clear_unlisted(v_smem.index(stage), codes_ptr)
 
-    for step in range(1, steps):
-        s_pending = _scores(k_smem.index(stage), q_left, q_right, zeros)
-        acc_pending = warpgroup_mma(v_smem.index(stage).permute((1, 0)), p_smem, acc, is_async=True)
-        s = warpgroup_mma_wait(1, deps=(s_pending,))
-        e, m, sums, alpha = _softmax(s, codes_ptr + step * PER_STEP, step < masked, m, sums, scale)
-        acc = warpgroup_mma_wait(0, deps=(acc_pending,))
-        mbarrier.arrive(empty.index(stage), count=1)
-        p_smem.store(e.to(dtype))
-        fence_async_shared()
-        barrier()
-        acc = acc * alpha[None, :]
-        stage, phase = next_stage(stage, phase, STAGES)
-        mbarrier.wait(full.index(stage), phase)
-        if step < masked:
-            clear_unlisted(v_smem.index(stage), codes_ptr + step * PER_STEP)
+    for step in range(1, masked):
+        codes = codes_ptr + step * PER_STEP
+        acc, m, sums, stage, phase = _step(q, p_smem, acc, m, sums, stage, phase, zeros, ring, codes, scale, True)
+    for _step_number in range(gl.maximum(masked, 1), steps):
+        acc, m, sums, stage, phase = _step(q, p_smem, acc, m, sums, stage, phase, zeros, ring, codes_ptr, scale, False)
 
     acc = warpgroup_mma(v_smem.index(stage).permute((1, 0)), p_smem, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))

@@ -134,6 +134,16 @@ def test_matches_the_definition(hopper, tiles, dtype):
     assert_as_exact_as_torch(hopper.block_sparse_attention_hopper(*args), args)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("first", "last"), [(0.01, 12), (12, 0.01), (0.5, 2)])
+def test_logits_that_rise_or_fall_along_a_list(hopper, dtype, first, last):
+    """By far more than the running maximum may be passed, and by less."""
+    q, k, v, offsets, index, count = make(dtype, [64] * 24 + [30, 16])
+    k = k * torch.linspace(first, last, len(k), dtype=dtype, device="cuda")[:, None, None]
+    args = q, k, v, offsets, index, count
+    assert_as_exact_as_torch(hopper.block_sparse_attention_hopper(*args), args)
+
+
 def test_empty_lists_give_zeros(hopper):
     q, k, v, offsets, index, count = make()
     out = hopper.block_sparse_attention_hopper(q, k, v, offsets, index.fill_(-1), count.zero_())
