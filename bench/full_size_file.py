@@ -4,8 +4,9 @@
     python3 bench/full_size_file.py --folder /dev/shm/h3 --out DIR --again
 
 Writes a random transformer of the released size with AdaLN in the curve form (43 GB in bf16; two blocks stand for all),
-quantises it with the command, and runs both files and the first one quantised as it loads. `--again`, in a process of
-its own, fails in the middle of a forward of the quantised file and then runs it: the bits must be those of before.
+quantises it to `--form` with the command, and runs both files and the first one quantised as it loads. `--again`, in a
+process of its own, fails in the middle of a forward of the quantised file and then runs it: the bits must be those of
+before.
 """
 
 import argparse
@@ -113,14 +114,15 @@ def loaded(path: Path, dtype: str, name: str):
     }  # fmt: skip
 
 
-def same_as_in_memory(model, source, index: int) -> None:
+def same_as_in_memory(model, source, index: int, form: str) -> None:
     """The file's block must hold what quantising the float weights in this process gives."""
     module = package("fasth3_core.checkpoint.quantise")
     for name, weight in model.store.block(index).items():
         if not isinstance(weight, torch.Tensor):
-            wide = source.opened.component.read(f"blocks.{index}.{name}", DEVICE)
-            made, _ = module.quantise(wide, module.spec_for("int8", wide.shape[1]))
-            if not (torch.equal(made.data, weight.data) and torch.equal(made.scale, weight.scale)):
+            wide = source.opened.component.read(f"blocks.{index}.{name}").to(DEVICE)
+            made, _ = module.quantise(wide, module.spec_for(form, wide.shape[1]))
+            same = torch.equal(made.data.view(torch.uint8), weight.data.view(torch.uint8))
+            if not (same and (made.scale == weight.scale).all()):
                 raise SystemExit(f"block {index}, {name}: the file differs from what is quantised in memory")
 
 
@@ -129,7 +131,7 @@ def gb(nbytes: int) -> float:
 
 
 def again(path: Path, latents: Path) -> dict:
-    model, row = loaded(path, "auto", "int8 file, another process")
+    model, row = loaded(path, "auto", f"{path.stem} file, another process")
     sample, schedule = package("fasth3_core.sampling.loop").sample, package("fasth3_core.sampling.schedule")
     grids = tuple(schedule.shifted(schedule.uniform_base(3), shift) for shift in (12.0, 3.0))
     checks = 0
@@ -159,37 +161,39 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="on a disk with 66 GB free")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--layers", type=int, default=50)
+    parser.add_argument("--form", choices=("int8", "fp8"), default="int8")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--commit", help="recorded where git is not at hand; default: HEAD")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    source, int8, latents = (args.folder / name for name in ("bf16.safetensors", "int8.safetensors", "latents.pt"))
+    names = ("bf16.safetensors", f"{args.form}.safetensors", "latents.pt")
+    source, quantised, latents = (args.folder / name for name in names)
     env = environment() | ({"commit": args.commit} if args.commit else {})
     rows = []
 
     def keep(row: dict) -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
-        name = "full_size_file_again.json" if args.again else "full_size_file.json"
+        name = f"full_size_file_{args.form}{'_again' if args.again else ''}.json"
         (args.out / name).write_text(json.dumps(env | {"rows": rows}, indent=1))
 
     if args.again:
-        keep(again(int8, latents))
+        keep(again(quantised, latents))
         return
     keep({"run": "written", "seconds": round(write_source(source, args.layers), 1), "gb": gb(source.stat().st_size)})
-    keep(quantise(source, int8, "int8"))
+    keep(quantise(source, quantised, args.form))
     wide, row = loaded(source, "bf16", "bf16 file")
     plain, seconds, peak = run(wide, MAIN, 2)
     keep(row | {"peak_gib": gib(peak), "forward_s": [round(s, 3) for s in seconds]})
     wide.store.release()
-    for path, dtype, name in ((int8, "auto", "int8 file"), (source, "fp8", "bf16 file in fp8")):
+    for path, dtype, name in ((quantised, "auto", f"{args.form} file"), (source, "fp8", "bf16 file in fp8")):
         model, row = loaded(path, dtype, name)
-        if path == int8:
+        if path == quantised:
             for index in (0, model.config.num_layers - 1):
-                same_as_in_memory(model, wide, index)
+                same_as_in_memory(model, wide, index, args.form)
         result, seconds, peak = run(model, MAIN, 2)
-        if path == int8:
+        if path == quantised:
             torch.save({"video": result.video, "audio": result.audio}, latents)
         keep(row | {"peak_gib": gib(peak), "forward_s": [round(s, 3) for s in seconds],
                     "latents_from_bf16": difference(result, plain)})  # fmt: skip
