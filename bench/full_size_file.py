@@ -119,7 +119,7 @@ def same_as_in_memory(model, source, index: int, form: str) -> None:
     module = package("fasth3_core.checkpoint.quantise")
     for name, weight in model.store.block(index).items():
         if not isinstance(weight, torch.Tensor):
-            wide = source.opened.component.read(f"blocks.{index}.{name}").to(DEVICE)
+            wide = source.opened.component.read(f"blocks.{index}.{name}", DEVICE)
             made, _ = module.quantise(wide, module.spec_for(form, wide.shape[1]))
             same = torch.equal(made.data.view(torch.uint8), weight.data.view(torch.uint8))
             if not (same and (made.scale == weight.scale).all()):
