@@ -53,7 +53,7 @@ class LoadAudio(io.ComfyNode):
     @classmethod
     def execute(cls, audio) -> io.NodeOutput:
         path = _input_path(audio)
-        with av.open(str(path)) as container:
+        with av.open(str(path), metadata_errors="replace") as container:
             if not container.streams.audio:
                 raise FastH3Error(f"{path} has no sound track.")
             stream = container.streams.audio[0]

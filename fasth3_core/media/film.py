@@ -58,7 +58,7 @@ class FramesFilm:
 
     def frames(self) -> Iterator[Timed[Picture]]:
         for i, frame_HWC in enumerate(self.frames_FHWC):
-            yield Timed(i / self.rate, (i + 1) / self.rate, lambda frame=frame_HWC: to_image(frame[..., :3]))
+            yield Timed(i / self.rate, (i + 1) / self.rate, lambda i=i, frame=frame_HWC: _finite_image(frame, i))
 
     def sound(self, seconds: float) -> Track | None:
         if self.track is None:
@@ -106,6 +106,12 @@ class FileFilm:
                 end = min(length, begin + part_CL.shape[1])
                 wave_CL[:, begin:end] = part_CL[:, : end - begin]
             return (wave_CL[None, :, :end], rate) if end else None
+
+
+def _finite_image(frame_HWC: torch.Tensor, number: int) -> Image.Image:
+    if not bool(frame_HWC.isfinite().all()):
+        raise FastH3Error(f"frame {number} of a reference video has NaN or infinity in it. Decode it in bf16 or fp32.")
+    return to_image(frame_HWC[..., :3])
 
 
 def open_film(source: str | os.PathLike | IO[bytes], start: float = 0.0, duration: float = 0.0) -> FileFilm:
@@ -157,7 +163,8 @@ def _open(source):
     if hasattr(source, "seek"):
         source.seek(0)
     try:
-        with av.open(source if hasattr(source, "read") else os.fspath(source)) as container:
+        opened = source if hasattr(source, "read") else os.fspath(source)
+        with av.open(opened, metadata_errors="replace") as container:  # tags of old files are not all UTF-8
             yield container
     except (av.error.FFmpegError, OSError) as error:
         raise FastH3Error(f"{_name(source)} cannot be read as a video: {error}") from error

@@ -14,10 +14,12 @@ from .references import SEEN_PER_SECOND, at_24_fps, check_frames, encoded_frames
 
 
 def check_image(image_BHWC: torch.Tensor, where: str) -> None:
-    """Raises ConfigError, which names `where`, unless it is [B, H, W, 3 or 4] with pixels in it."""
+    """Raises ConfigError, which names `where`, unless it is [B, H, W, 3 or 4] with pixels in it, all finite."""
     if image_BHWC.ndim != 4 or image_BHWC.shape[-1] not in (3, 4) or not all(image_BHWC.shape):
         shape = f"an IMAGE of shape {list(image_BHWC.shape)}"
         raise ConfigError(where, shape, "[1, height, width, 3 or 4]", "Load a picture.")
+    if not bool(image_BHWC.isfinite().all()):
+        raise ConfigError(where, "an IMAGE with NaN or infinity in it", "numbers", "Decode it in bf16 or fp32.")
 
 
 def to_clip(picture: Image.Image) -> torch.Tensor:

@@ -1,13 +1,14 @@
 """Sound at any rate to 32 kHz stereo, as the audio VAE takes it. C channels, L samples."""
 
-import math
-
 import av
 import numpy as np
 import torch
 
 from ..errors import ConfigError, FastH3Error, GeometryError
 from ..packing.geometry import FPS, SAMPLE_RATE
+
+_RATES = (1000, 1_000_000)
+"""Any sound's, and none that FFmpeg's resampler has no filter for."""
 
 
 def reference_sound(waveform_BCL: torch.Tensor, rate: int, frames: int) -> torch.Tensor:
@@ -18,8 +19,9 @@ def reference_sound(waveform_BCL: torch.Tensor, rate: int, frames: int) -> torch
     """
     if waveform_BCL.ndim != 3 or not all(waveform_BCL.shape):
         raise GeometryError(f"a reference sound of shape {list(waveform_BCL.shape)}: expected [1, channels, samples].")
-    if not 0 < rate < math.inf:
-        raise ConfigError("sample_rate", rate, "samples a second above 0", "Load the sound with LoadAudio.")
+    if not _RATES[0] <= rate <= _RATES[1]:
+        allowed = f"{_RATES[0]} to {_RATES[1]} samples a second"
+        raise ConfigError("sample_rate", rate, allowed, "Load the sound with LoadAudio.")
     wave_CL = waveform_BCL[0, :, : int(frames / FPS * rate)].detach().float().cpu()
     if not bool(wave_CL.isfinite().all()):
         raise FastH3Error("a reference sound has NaN or infinity in it. Load it again, or leave it out.")

@@ -131,6 +131,20 @@ def test_frames_that_are_no_film(frames, rate):
         FramesFilm(frames, rate)
 
 
+def test_frames_that_are_no_numbers():
+    frames = torch.zeros(3, 8, 8, 3)
+    frames[1, 2, 3] = float("nan")
+    first, second, _ = FramesFilm(frames, 24).frames()
+    first.item()
+    with pytest.raises(FastH3Error, match="frame 1 of a reference video has NaN"):
+        second.item()
+
+
+def test_tags_in_another_alphabet(tmp_path):
+    film = open_film(write_film(tmp_path / "a.mkv", [0, 500], patch=lambda data: data.replace(b"Lavf", b"L\xe4vf")))
+    assert film.height == HEIGHT
+
+
 def test_files_that_are_no_film(tmp_path):
     path = write_film(tmp_path / "a.mkv", [0, 500])
     (tmp_path / "cut.mkv").write_bytes(path.read_bytes()[:200])

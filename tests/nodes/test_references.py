@@ -226,12 +226,13 @@ def test_where_the_prompt_comes_from(refer, text_encoder, inputs, error, message
         ({"audios": [sound()]}, GeometryError, "sound is the only reference"),
         ({"images": [picture(8, 40)]}, GeometryError, "40 x 8 pixels: its aspect is outside"),
         ({"images": [picture(channels=1)]}, ConfigError, r"images='an IMAGE of shape \[1, 64, 96, 1\]'"),
+        ({"images": [picture() * float("nan")]}, ConfigError, "images='an IMAGE with NaN or infinity in it'"),
         ({"videos": [video(frames=4)]}, GeometryError, "4 frames at 24 a second: the model needs at least 5"),
         ({"videos": [FileVideo("absent.mp4")]}, FastH3Error, r"absent\.mp4 cannot be read as a video"),
         ({"images": [picture()], "audios": [{"waveform": torch.zeros(1, 2, 0), "sample_rate": 1}]}, GeometryError,
          "reference sound of shape"),
     ],
-    ids=["count", "sound-alone", "aspect", "channels", "short", "no-file", "no-sound"],
+    ids=["count", "sound-alone", "aspect", "channels", "nan", "short", "no-file", "no-sound"],
 )
 def test_what_is_refused(refer, given, error, message):
     with pytest.raises(error, match=message):
