@@ -53,7 +53,7 @@ def read(conditioning: Any, text_dim: int | None = None) -> Prompt:
             f"the prompt's embeddings are {width} wide, this model reads {text_dim}. Encode it with the MiniMax-H3 "
             "text encoder (CLIPLoader, type 'minimax')."
         )
-    if not torch.isfinite(text_states).all():
+    if not torch.isfinite(text_states.float()).all():
         raise ContractError("the prompt's embeddings are not finite numbers: the text encoder or its dtype is broken.")
     for key, what in _REFUSED.items():
         value = extra.get(key)
@@ -166,6 +166,8 @@ def _tensor(entry: dict[str, Any], key: str, where: str, shape: tuple[int | None
         got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         want = ["any" if size is None else size for size in shape]
         raise ContractError(f"{where}: {key} is {got}, expected a tensor of shape {want}.")
+    if not torch.isfinite(value.float()).all():
+        raise ContractError(f"{where}: its {key} has NaN or infinity in it: the VAE or its dtype is broken.")
     return value
 
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..fasth3_core.atomic import replacing
-from ..fasth3_core.errors import CheckpointError
+from ..fasth3_core.errors import CheckpointError, FastH3Error
 from ..fasth3_core.packing.layout import Keyframe, Reference
 from ._conditioning import Prompt
 
@@ -56,7 +56,11 @@ def load(path: Path) -> tuple[Prompt, dict[str, str]]:
                 )
 
             def latents(name: str) -> list[torch.Tensor | None]:
-                return [file.get_tensor(n) if n in names else None for n in (name, f"{name}_audio")]
+                found = [file.get_tensor(n) if n in names else None for n in (name, f"{name}_audio")]
+                for tensor, dims in zip(found, (5, 4), strict=True):
+                    if tensor is not None and tensor.ndim != dims:
+                        raise ValueError(f"{name} has the shape {list(tensor.shape)}")
+                return found
 
             frames = enumerate(json.loads(metadata["keyframe_frames"]))
             keyframes = tuple(Keyframe(frame, *latents(f"keyframe{i}")) for i, frame in frames)
@@ -64,8 +68,12 @@ def load(path: Path) -> tuple[Prompt, dict[str, str]]:
             references = tuple(Reference(kind, *latents(f"reference{i}")) for i, kind in kinds)
             states, tags = file.get_tensor("text_states"), file.get_tensor("token_tags")
             return Prompt(states, tags, keyframes, references), metadata
+    except FastH3Error:
+        raise
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {error}. It may be cut short; save it again.") from error
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name}: its list of conditions is damaged ({error!r}). Save it again.") from error
 
 
 def _named(name: str, conditions: Sequence[Keyframe | Reference]) -> dict[str, torch.Tensor]:

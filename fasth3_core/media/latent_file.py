@@ -57,8 +57,10 @@ def _report(text: str | None, name: str) -> RunReport | None:
     try:
         stored = _known(RunReport, json.loads(text))
         stored["steps"] = [StepReport(**_known(StepReport, step)) for step in stored.get("steps", [])]
-        return RunReport(**stored)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        report = RunReport(**stored)
+        report.to_text()  # whatever reads it later finds it whole
+        return report
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name}: its report cannot be read: {error}.") from error
 
 

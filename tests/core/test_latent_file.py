@@ -38,7 +38,8 @@ def test_a_report_of_another_version(tmp_path):
     assert latent_file.load(tmp_path / "a")[2].schema == "fasth3-run-1"
 
 
-@pytest.mark.parametrize("report", ['{"steps": [1]}', "[1]", "[" * 100_000])
+@pytest.mark.parametrize("report", ['{"steps": [1]}', "[1]", "[" * 100_000, '{"warnings": 5}',
+                                    '{"token_ops": [{}]}', '{"attention": 1}'])
 def test_a_report_that_is_none(tmp_path, report):
     save_file({"video": torch.zeros(1), "audio": torch.zeros(1)}, tmp_path / "a",
               metadata={"format": latent_file.FORMAT, "report": report})  # fmt: skip

@@ -89,6 +89,25 @@ def test_another_safetensors_file(tmp_path):
         _prompt_file.load(tmp_path / "a.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("tensors", "metadata"),
+    [
+        ({}, {}),
+        ({}, {"keyframe_frames": "["}),
+        ({}, {"keyframe_frames": "5"}),
+        ({}, {"keyframe_frames": "[]", "reference_kinds": "nope"}),
+        ({"reference0": torch.zeros(24, 1, 4, 4)}, {"keyframe_frames": "[]", "reference_kinds": '["image"]'}),
+    ],
+    ids=["no-list", "cut", "number", "no-json", "shape"],
+)
+def test_a_damaged_list_of_conditions(tmp_path, tensors, metadata):
+    path = tmp_path / "a.safetensors"
+    save_file({"text_states": STATES, "token_tags": TAGS, **tensors}, path,
+              metadata={"format": _prompt_file.FORMAT_WITH_REFERENCES, **metadata})
+    with pytest.raises(CheckpointError, match=r"a\.safetensors: its list of conditions is damaged"):
+        _prompt_file.load(path)
+
+
 GRAPH = {
     "1": {"class_type": "CLIPLoader", "inputs": {"clip_name": "te.safetensors", "type": "minimax"}},
     "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 0], "text": "a fox"}},
