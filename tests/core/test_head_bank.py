@@ -3,7 +3,7 @@
 import pytest
 import torch
 from comfyui_fasth3.fasth3_core.contracts import CONTRACTS
-from comfyui_fasth3.fasth3_core.model.head_bank import collapse
+from comfyui_fasth3.fasth3_core.model.head_bank import Bank, collapse, heads_of_steps
 from comfyui_fasth3.fasth3_core.sampling import schedule
 
 HEADS, OUT, IN = 8, 3, 5
@@ -36,6 +36,20 @@ def test_both_forms_are_one_bank(first, last):
     w2, b2 = collapse(residual_weight.reshape(-1, IN), residual_bias.reshape(-1), sigmas, first, last, "residual")
     torch.testing.assert_close(w2, w)
     torch.testing.assert_close(b2, b)
+
+
+@pytest.mark.parametrize("form", ["absolute", "residual"])
+def test_every_forward_has_its_own_heads(form):
+    """Two fine steps each, of the sigmas of its stream."""
+    weight, bias = bank()
+    sigmas = {s: torch.linspace(1, 0, HEADS + 1) ** power for s, power in (("video", 2), ("audio", 3))}
+    top = {f"final_layer.{s}_out.{leaf}": w for s in sigmas for leaf, w in (("weight", weight), ("bias", bias))}
+    made = heads_of_steps(top, Bank(sigmas, 2), form, HEADS // 2)
+    for i, heads in enumerate(made):
+        for stream, (w, b) in heads.items():
+            expected_w, expected_b = collapse(weight, bias, sigmas[stream], 2 * i, 2 * i + 2, form)
+            assert torch.equal(w, expected_w) and torch.equal(b, expected_b)
+    assert len({tuple(heads[s][1].tolist()) for heads in made for s in heads}) == HEADS
 
 
 def test_nodes_of_the_bank_schedule():
