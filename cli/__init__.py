@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(argv)
         finally:
-            sys.stdout.flush()  # here, where a closed pipe is an exception like any other
+            if sys.stdout is not None:  # None: closed before we came
+                sys.stdout.flush()  # here, where a closed pipe is an exception like any other
     except KeyboardInterrupt:
         return _failed(argv, "stopped", 130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

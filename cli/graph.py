@@ -18,7 +18,7 @@ class GraphError(FastH3Error):
 def read_graph(path: str | Path) -> Graph:
     """Read an API-format file, or the `prompt` of a file that wraps one."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8-sig"))  # Windows editors write a mark
     except OSError as error:
         raise GraphError(f"{path}: cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested beyond all measure

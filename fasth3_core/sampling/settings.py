@@ -13,6 +13,9 @@ from ..model.head_bank import Bank
 from . import schedule
 from .schedule import Schedule
 
+_LEAST_SHIFT = 0.01
+"""Below, fp32 loses where the grid starts; students have 3 to 12."""
+
 GRIDS = ("contract", "uniform", "trained")
 
 
@@ -76,8 +79,9 @@ def _schedules(
     shifts = []
     for name, given in (("shift_video", shift_video), ("shift_audio", shift_audio)):
         own = getattr(contract, name)
-        if not 0.0 <= given < math.inf:  # also refuses NaN
-            raise ConfigError(name, given, "a positive number, or 0 for the contract's", f"Use 0 for {own:g}.")
+        if given and not _LEAST_SHIFT <= given < math.inf:  # also refuses NaN
+            expected = f"{_LEAST_SHIFT:g} or more, or 0 for the contract's"
+            raise ConfigError(name, given, expected, f"Use 0 for {own:g}.")
         shifts.append(given or own)
         if given and given != own:
             departures.append(f"{name} {given:g} instead of {own:g}")

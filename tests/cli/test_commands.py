@@ -83,6 +83,11 @@ def test_a_reader_that_has_seen_enough(argv):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_without_standard_output(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert command("plan") == 0
+
+
 def stop(*_):
     raise KeyboardInterrupt
 

@@ -112,6 +112,12 @@ def test_read(tmp_path, wrapped):
     assert read_graph(write(tmp_path, {"prompt": graph()} if wrapped else graph())) == graph()
 
 
+def test_read_what_a_windows_editor_saved(tmp_path):
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps(graph()), encoding="utf-8-sig")
+    assert read_graph(path) == graph()
+
+
 @pytest.mark.parametrize("data, message", [
     ("{", "cannot be read as JSON"), ("[" * 100_000, "cannot be read as JSON"),
     ({"nodes": [], "links": []}, "the editor's form.*Export"),

@@ -133,6 +133,8 @@ def test_every_departure_is_said():
         (lambda: resolve(model("preview-4"), grid="karras"), "grid='karras'"),
         (lambda: resolve(model("omniref-8", output_heads=32), grid="trained"), "its heads belong to its own grid"),
         (lambda: resolve(model("preview-4"), shift_video=-1.0), "shift_video=-1.0"),
+        (lambda: resolve(model("preview-4"), shift_audio=1e-30), "shift_audio=1e-30: expected 0.01 or more"),
+        (lambda: resolve(model("preview-4"), shift_audio=float("nan")), "shift_audio=nan"),
         (lambda: resolve(model("preview-4"), shift_video=math.inf), "shift_video=inf"),
         (lambda: resolve(model("preview-4"), shift_audio=1e9), "shift_audio=1000000000.0: .*all 5 points.*Use 0 for 3"),
         (lambda: resolve(model("preview-4"), schedules=(explicit([1, 0.5, 0]), explicit([1, 0]))), "3 video and 2 "),
