@@ -9,7 +9,7 @@ import torch
 from ..fasth3_core.errors import FastH3Error, Interrupted
 from ..fasth3_core.media import latent_file
 from ..fasth3_core.report.run_report import RunReport
-from . import _folder_files, _host
+from . import _claim, _folder_files, _host
 
 log = logging.getLogger("fasth3")
 
@@ -25,7 +25,7 @@ def kept_on_failure(
 
     Raises FastH3Error, which names the file and the node that loads it, from what the block raised.
     """
-    host, saved = _host.get(), []
+    saved: list[_host.OutputFile] = []
 
     def save(file: _host.OutputFile) -> None:
         latent_file.save(file.path, video, audio, report)
@@ -34,7 +34,8 @@ def kept_on_failure(
     def save_or_say_why_not() -> str:
         try:
             if not saved:
-                save(host.output_file(PREFIX, latent_file.SUFFIX))
+                with _claim.output_file(PREFIX, latent_file.SUFFIX) as file:
+                    save(file)
         except Exception as error:  # what led here matters more
             log.error("FastH3: the latent could not be saved", exc_info=True)
             return f"The sampled latent could not be saved either: {error}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..fasth3_core.media.latent_file import SUFFIX
 from ..fasth3_core.packing.geometry import FPS, TRAINED_FRAMES, audio_latents, latent_frames, snap_frames
-from . import _conditioning, _folder_files, _graph, _host, _latents, _output_name, _prompt_file
+from . import _claim, _conditioning, _folder_files, _graph, _host, _latents, _output_name, _prompt_file
 from ._canvas import ASPECTS, CUSTOM, choose_canvas
 from ._host import io
 from ._paths import fingerprint
@@ -87,9 +87,9 @@ class FastH3SavePromptEmbeds(io.ComfyNode):
         host = _host.get()
         prompt = _conditioning.read(positive)
         _output_name.check(filename_prefix)
-        file = host.output_file(filename_prefix, ".safetensors")
         facts = _graph.prompt_facts(cls.hidden.prompt, cls.hidden.unique_id, host.model_roots("text_encoders"))
-        _prompt_file.save(file.path, prompt, facts)
+        with _claim.output_file(filename_prefix, ".safetensors") as file:
+            _prompt_file.save(file.path, prompt, facts)
         parts = {"tokens": prompt.text_states.shape[1], "keyframes": len(prompt.keyframes)}
         if prompt.references:
             parts["references"] = len(prompt.references)

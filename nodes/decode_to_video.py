@@ -11,7 +11,7 @@ from ..fasth3_core.media.formats import AUDIO_CODECS, BIT_DEPTHS, DEFAULT_CRF, F
 from ..fasth3_core.media.preview import frames_preview
 from ..fasth3_core.packing.geometry import FPS, SAMPLE_RATE
 from ..fasth3_core.vae.resume import Delivery
-from . import _host, _latents, _movie, _output_name, _rescue
+from . import _claim, _host, _latents, _movie, _output_name, _rescue
 from ._colours import Fitting, fitting
 from ._decode import Decoder
 from ._host import io
@@ -98,19 +98,19 @@ class FastH3DecodeToVideo(io.ComfyNode):
         with _rescue.kept_on_failure(video, audio, report) as keep:
             settings = output(format, bit_depth, crf, audio_codec)
             _output_name.check(filename_prefix)
-            file = host.output_file(filename_prefix, settings.form.suffix, width, height)
-            if keep_latent == "always":
-                path = _movie.beside(file.path, settings, latent_file.SUFFIX)
-                keep(replace(file, path=path, filename=path.name))
-            waveform = decoder.waveform()
-            track = _movie.check_sound(
-                file.path, settings, width, height, decoder.frames, waveform[0], SAMPLE_RATE
-            )
-            facts = {"format": format, "bit_depth": settings.bit_depth, "crf": settings.crf}
-            metadata = _movie.metadata(cls, host, report, track, **facts)
-            with fitting(vae, video) as fit:
-                _write(decoder, file.path, settings, track, metadata, fit)
-            unkept = track.keep_raw()
+            with _claim.output_file(filename_prefix, settings.form.suffix, width, height) as file:
+                if keep_latent == "always":
+                    path = _movie.beside(file.path, settings, latent_file.SUFFIX)
+                    keep(replace(file, path=path, filename=path.name))
+                waveform = decoder.waveform()
+                track = _movie.check_sound(
+                    file.path, settings, width, height, decoder.frames, waveform[0], SAMPLE_RATE
+                )
+                facts = {"format": format, "bit_depth": settings.bit_depth, "crf": settings.crf}
+                metadata = _movie.metadata(cls, host, report, track, **facts)
+                with fitting(vae, video) as fit:
+                    _write(decoder, file.path, settings, track, metadata, fit)
+                unkept = track.keep_raw()
         lines = [f"{file.filename}: {width}x{height}, {decoder.frames} frames ({decoder.frames / FPS:.2f} s), {format}"]
         lines += [f"warning: {text}" for text in decoder.warnings] + [*_movie.lines(track), *unkept]
         told = "\n".join(lines)

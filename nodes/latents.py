@@ -2,7 +2,7 @@
 
 from ..fasth3_core.media import latent_file
 from ..fasth3_core.packing.geometry import LATENT_PIXELS, frames_of_latents
-from . import _folder_files, _host, _latents, _output_name
+from . import _claim, _folder_files, _latents, _output_name
 from ._host import io
 from ._paths import fingerprint
 from ._types import CATEGORY, Report
@@ -39,8 +39,8 @@ class FastH3SaveLatent(io.ComfyNode):
     def execute(cls, latent, filename_prefix, report=None) -> io.NodeOutput:
         video, audio = _latents.split(latent)
         _output_name.check(filename_prefix)
-        file = _host.get().output_file(filename_prefix, latent_file.SUFFIX)
-        latent_file.save(file.path, video, audio, report)
+        with _claim.output_file(filename_prefix, latent_file.SUFFIX) as file:
+            latent_file.save(file.path, video, audio, report)
         return io.NodeOutput(ui=tell(cls, f"{file.filename}: {_describe(video)}"))
 
 

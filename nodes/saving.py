@@ -8,7 +8,7 @@ from ..fasth3_core.errors import ContractError, GeometryError
 from ..fasth3_core.media.delivery import delivering
 from ..fasth3_core.media.formats import Output
 from ..fasth3_core.packing.geometry import FPS
-from . import _host, _movie, _output_name
+from . import _claim, _host, _movie, _output_name
 from ._host import io
 from ._types import CATEGORY, Report
 from ._ui import tell
@@ -50,13 +50,13 @@ class FastH3SavePreview(io.ComfyNode):
         frames, height, width = images.shape[:3]
         waveform, sample_rate = _first_track(audio)
         _output_name.check(filename_prefix)
-        file = host.output_file(filename_prefix, output.form.suffix, width, height)
-        track = _movie.check_sound(file.path, output, width, height, frames, waveform, sample_rate)
-        metadata = _movie.metadata(cls, host, report, track, format=output.form.name, crf=output.crf)
-        with delivering(file.path, output, width, height, sound=track.sound, metadata=metadata) as put:
-            for chunk in _chunks(host, images):
-                put(chunk)
-        unkept = track.keep_raw()
+        with _claim.output_file(filename_prefix, output.form.suffix, width, height) as file:
+            track = _movie.check_sound(file.path, output, width, height, frames, waveform, sample_rate)
+            metadata = _movie.metadata(cls, host, report, track, format=output.form.name, crf=output.crf)
+            with delivering(file.path, output, width, height, sound=track.sound, metadata=metadata) as put:
+                for chunk in _chunks(host, images):
+                    put(chunk)
+            unkept = track.keep_raw()
         told = "\n".join([
             f"{file.filename}: {width}x{height}, {frames} frames ({frames / FPS:.2f} s)", *_movie.lines(track),
             *unkept,
