@@ -79,6 +79,16 @@ def test_stored_float8_is_multiplied_as_it_is(tensors, tmp_path):
     assert torch.equal(found.dequantise(torch.float32), stored.dequantise(torch.float32))
 
 
+def test_float8_files_are_widened_for_a_product_and_nothing_else_is(path, tensors, tmp_path):
+    """As the plan counts it: through fp32, 8 bytes a value with the result."""
+    name = "blocks.1.mlp.fc1.weight"
+    stored, _ = quantise_weight(tensors[name], Spec("float8_e4m3fn"))
+    scaled = save({**tensors, name: stored}, tmp_path / "scaled.safetensors")
+    found = [load_model(file, contract="preview-4", dtype=dtype).store.widened_bytes()
+             for file in (path, scaled) for dtype in ("auto", "fp8")]
+    assert found == [0, 0, 8, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 def test_a_product_is_that_of_the_rounded_sides(backend, dtype):
