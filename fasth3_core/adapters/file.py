@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..checkpoint.component import Component, open_component, read_json
 from ..checkpoint.dtypes import FLOATS
 from ..checkpoint.files import Stored
@@ -26,6 +28,9 @@ _COUNTS = {"low_rank_tensors": (DOWN, UP), "diff_tensors": (DIFF, DIFF_BIAS), "s
 
 _READ = ("F64", *FLOATS, "F8_E4M3", "F8_E5M2")
 """Types of values: floats. Whole numbers would be factors of a quantised adapter, whose scale is not here."""
+
+_WHOLE = ("I64", "I32")
+"""Types that an alpha may have beside those."""
 
 _ALPHA_KEYS = ("alpha", "lora_alpha", "network_alpha", "ss_network_alpha")
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -145,7 +150,7 @@ def open_adapter(path: str | Path) -> Adapter:
     for module in modules:
         if ALPHA in module.tensors:
             name = module.tensors[ALPHA]
-            value = component.read(name)
+            value = component.read(name, dtype=torch.float32)
             if value.numel() != 1 or not value.isfinite().all():
                 problems.append(f"{name} is {component.tensors[name].dtype} {list(value.shape)}, expected one number")
                 continue
@@ -198,9 +203,13 @@ def _modules(component: Component) -> tuple[list[Module], dict[str, str], list[s
         if role in tensors:
             problems.append(f"{name} and {tensors[role]} are the same tensor of the same layer")
         tensors[role] = name
-    for tensors in found.values():
-        for name in tensors.values():
-            if (dtype := component.tensors[name].dtype) not in _READ:
+    of_layer: dict[str, Target] = {}
+    for target, tensors in found.items():
+        other = of_layer.setdefault(target.canonical, target)
+        if other.layout != target.layout:
+            problems.append(f"{other.layer} and {target.layer} are the same layer, named in two ways")
+        for role, name in tensors.items():
+            if (dtype := component.tensors[name].dtype) not in _READ and not (role == ALPHA and dtype in _WHOLE):
                 problems.append(f"{name} is {dtype}; read are {', '.join(_READ)}")
         down, up = tensors.get(DOWN), tensors.get(UP)
         if (down is None) != (up is None):

@@ -228,6 +228,9 @@ def test_tensors_that_fit_nothing_are_refused_or_skipped_and_listed(bases, tmp_p
           "blocks.0.mlp.fc2.alpha": torch.full((1,), float("nan"))}, "expected one number"),
         ({"blocks.0.mlp.fc2.lora_A.weight": torch.zeros(2, 48, dtype=torch.int8),
           "blocks.0.mlp.fc2.lora_B.weight": torch.zeros(64, 2)}, r"lora_A\.weight is I8; read are F64, F32"),
+        ({f"{layer}.lora_{factor}.weight": torch.zeros(shape) for factor, shape in (("A", (2, 64)), ("B", (64, 2)))
+          for layer in ("transformer_blocks.0.attn.to_out.0", "diffusion_model.blocks.0.attn.out_proj")},
+         r"attn\.out_proj and transformer_blocks\.0\.attn\.to_out\.0 are the same layer, named in two ways"),
         ({"text_states": torch.zeros(1), "token_tags": torch.zeros(1)}, "a file of prompt embeddings"),
         ({"something": torch.zeros(1)}, "none of its tensors is an adapter's"),
     ],
@@ -235,6 +238,17 @@ def test_tensors_that_fit_nothing_are_refused_or_skipped_and_listed(bases, tmp_p
 def test_files_that_are_no_whole_adapter(bases, tmp_path, tensors, said):
     with pytest.raises(CheckpointError, match=said):
         apply_adapter(bases[1]["diffusers"], write(tmp_path / "a.safetensors", tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float8_e4m3fn, torch.float64])
+def test_an_alpha_of_any_type(bases, tmp_path, dtype):
+    tensors, stores = spelled(changes(DIMS), **SPELLINGS[0]), []
+    for number, read in enumerate((lambda t: t.to(dtype), lambda t: t.to(dtype).float())):
+        made = {name: read(t) if name.endswith("alpha") else t for name, t in tensors.items()}
+        model, _ = apply_adapter(bases[1]["diffusers"], write(tmp_path / f"{number}.safetensors", made))
+        model.store.materialise("cpu")
+        stores.append(model.store.block(0)["attn.out_proj.weight"])
+    assert torch.equal(*stores)
 
 
 def test_adapter_in_the_place_of_a_model(bases, tmp_path):
