@@ -1,7 +1,6 @@
 """Mirrors fasth3_core/planning.py."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from comfyui_fasth3.fasth3_core.config import DiTConfig, VSAConfig
@@ -16,15 +15,7 @@ from comfyui_fasth3.fasth3_core.planning_sizes import (
     released_sizes,
     resident_parameters,
 )
-from comfyui_fasth3.fasth3_core.weights.placement import (
-    GIB,
-    RESIDENT,
-    Offload,
-    Placement,
-    Room,
-    Sizes,
-    streamed_blocks,
-)
+from comfyui_fasth3.fasth3_core.weights.placement import GIB, RESIDENT, Offload, Placement, Room, Sizes
 
 from .tiny import tiny_tensors
 
@@ -204,16 +195,3 @@ def test_illegal_sizes_name_legal_ones():
         planned(height=720)
     with pytest.raises(GeometryError, match="Nearest: 107 or 124"):
         planned(frames=120)
-
-
-@pytest.mark.parametrize(("total", "resident"), [(50, 0), (50, 1), (50, 2), (50, 7), (50, 33), (50, 49), (7, 3)])
-def test_blocks_that_stay_are_spread_over_the_model(total, resident):
-    """As many as were counted on, from the first to the last, at distances that differ by no more than one."""
-    stay = sorted(set(range(total)) - set(streamed_blocks(total, resident)))
-    assert len(stay) == resident and stay[:1] == [0] * min(1, resident) and (resident < 2 or stay[-1] == total - 1)
-    distances = [b - a for a, b in pairwise(stay)]
-    assert not distances or max(distances) - min(distances) <= 1
-
-
-def test_no_block_streams_where_all_stay():
-    assert streamed_blocks(7, 7) == streamed_blocks(7, 9) == ()

@@ -12,6 +12,8 @@ from comfyui_fasth3.fasth3_core.checkpoint.quant import QuantizedWeight
 from comfyui_fasth3.fasth3_core.checkpoint.save import save
 from comfyui_fasth3.fasth3_core.errors import CheckpointError, Interrupted
 from comfyui_fasth3.fasth3_core.weights import policy
+from comfyui_fasth3.fasth3_core.weights.places import Placed
+from comfyui_fasth3.fasth3_core.weights.tables import KeptTables
 
 from .checkpoints import FORMS, assert_same, canonical, quantise
 
@@ -103,6 +105,20 @@ def test_tables_are_built_once_for_a_schedule_and_the_last_two_are_kept(tmp_path
     store.materialise("cpu")
     store.block_tables("four steps", build)
     assert len(built) == count + 2 * store.config.num_layers, "tables outlive the weights"
+
+
+def test_tables_belong_to_a_dtype():
+    kept, built = KeptTables(), []
+
+    def get(dtype):
+        def build(weights):
+            built.append(dtype)
+            return (torch.zeros(1, dtype=dtype),)
+
+        return kept.get("steps", build, Placed(torch.device("cpu"), dtype), 1, lambda block: {})[0][0].dtype
+
+    dtypes = [torch.float32, torch.bfloat16]
+    assert [get(dtype) for dtype in dtypes * 2] == dtypes * 2 and built == dtypes
 
 
 def test_an_interrupted_build_leaves_no_tables(tmp_path):
