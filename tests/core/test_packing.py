@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import ContractError, GeometryError
+from comfyui_fasth3.fasth3_core.model.dit import step_rows
 from comfyui_fasth3.fasth3_core.packing import geometry
 from comfyui_fasth3.fasth3_core.packing.layout import Keyframe, Reference, build_layout
 from comfyui_fasth3.fasth3_core.packing.rows import pack_audio, patchify, unpack_audio, unpatchify
@@ -136,3 +137,17 @@ def test_rows_round_trip_and_are_channel_major():
     audio = torch.randn(1, 32, 2, 7)
     assert torch.equal(pack_audio(audio)[7], audio[0, :, 1, 0])
     assert torch.equal(unpack_audio(pack_audio(audio)), audio)
+
+
+@pytest.mark.parametrize(("video_time", "expected"), [(0.2, 0.999), (0.9995, 0.9995)])
+def test_conditions_are_never_noisier_than_the_video(video_time, expected):
+    """And every row of a step has the time of its kind: text and video, pictures, sound of references, audio."""
+    picture, sound = torch.zeros(1, 24, 1, 4, 4), torch.zeros(1, 32, 2, 3)
+    references = [Reference("image", picture), Reference("audio", None, sound)]
+    layout = build_layout(torch.tensor([1, 0]), 2, 4, 4, 8, (), references)
+    step = step_rows(layout, video_time, 0.1, 0.999)
+    found = [(round(step.times[row // 3].item(), 6), row % 3) for _, _, row in step.segments]
+    assert found == [(video_time, 1), (video_time, 0), (expected, 0), (1.0, 2), (0.1, 2), (video_time, 0)]
+    assert [(start, stop) for start, stop, _ in step.segments] == [(s.start, s.stop) for s in layout.segments]
+    assert round(step.times[step.audio_row].item(), 6) == 0.1
+    assert round(step.times[step.video_row].item(), 6) == video_time

@@ -46,10 +46,10 @@ def test_the_rotation_is_its_own_inverse(order):
 @pytest.mark.parametrize("group", [None, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_in_row_blocks(dtype, group, monkeypatch):
-    weight = torch.randint(-127, 128, (70, 64), dtype=torch.int8)
-    scale, bias = torch.rand(70) / 1000, torch.randn(70).to(dtype)
+    weight = torch.randint(-127, 128, (80, 64), dtype=torch.int8)
+    scale, bias = torch.rand(80) / 1000, torch.randn(80).to(dtype)
     x = torch.randn(3, 7, 64).to(dtype)
-    monkeypatch.setattr(eager, "_BYTES", 9 * 64 * 4)  # rows 0-8, 9-17, ... 63-69
+    monkeypatch.setattr(eager, "_BYTES", 9 * 64 * 4)  # rows 0-8, 9-17, ... 72-79
     exact = int8_linear(x.float(), weight, scale, bias.float(), group=group, backend="reference")
     plain = torch.nn.functional.linear(x, dequantise_int8(weight, scale, group).to(dtype), bias)
     got = int8_linear(x, weight, scale, bias, group=group, backend="eager")
