@@ -101,18 +101,35 @@ def test_sound_keeps_its_place(tmp_path, late):
     assert open_film(write_film(tmp_path / "b.mkv", [0])).sound(1) is None
 
 
-def turned_left(data):
-    """The matrix of the track header: shown after a quarter turn."""
-    at = data.index(b"tkhd") + 4 + 40  # version 0
-    return data[:at] + struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30) + data[at + 36 :]
+def turned(*matrix):
+    """Patches the matrix of the track header."""
+
+    def patch(data):
+        a, b, c, d = (value << 16 for value in matrix)
+        at = data.index(b"tkhd") + 4 + 40  # version 0
+        return data[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + data[at + 36 :]
+
+    return patch
 
 
-def test_upright(tmp_path):
-    """A phone's film that is held upright: the corner that is stored top left is shown top right."""
-    film = open_film(write_film(tmp_path / "a.mp4", [0], name="a.mp4", patch=turned_left))
+@pytest.mark.parametrize(
+    ("matrix", "shown"),
+    [((0, 1, -1, 0), (4, -4)), ((0, -1, 1, 0), (-4, 4)), ((-1, 0, 0, -1), (-4, -4)), ((1, 0, 0, 1), (4, 4))],
+    ids=["right", "left", "half", "none"],
+)
+def test_upright(tmp_path, matrix, shown):
+    """A phone's film: the corner that is stored top left is shown where its turn brings it."""
+    film = open_film(write_film(tmp_path / "a.mp4", [0], name="a.mp4", patch=turned(*matrix)))
     picture = to_tensor(next(film.frames()).item())
-    assert (film.height, film.width) == picture.shape[:2] == (WIDTH, HEIGHT)
-    assert picture[4, -4, 0] > 0.7 and picture[4, -4, 1] < 0.1 and picture[4, 4, 1] > 0.02
+    assert (film.height, film.width) == picture.shape[:2] == ((WIDTH, HEIGHT) if matrix[1] else (HEIGHT, WIDTH))
+    assert picture[shown][0] > 0.7 and picture[shown][1] < 0.1
+    others = [(y, x) for y in (4, -4) for x in (4, -4) if (y, x) != shown]
+    assert all(picture[y, x, 1] > 0.02 for y, x in others)
+
+
+def test_a_span_that_ends_within_a_frame(tmp_path):
+    path = write_film(tmp_path / "a.mkv", [0, 500, 1000])
+    assert shades(open_film(path, 0.0, 0.75)) == [0] * 12 + [1] * 6
 
 
 def test_frames_of_a_graph():
