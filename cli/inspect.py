@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..fasth3_core.errors import FastH3Error
+from . import options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE",
                         help="a weight file, the folder of a sharded model, or a downloaded repository")
-    parser.add_argument("--layout", default="auto",
-                        help="of tensor names that two layouts share: diffusers, single-file or original (%(default)s)")
+    options.add_layout(parser)
     parser.add_argument("--checksum", action="store_true", help="read the files whole and print their SHA-256")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
 

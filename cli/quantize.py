@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..fasth3_core.errors import ConfigError
+from . import options
 
 log = logging.getLogger("fasth3")
 
@@ -29,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="merge an adapter first; repeatable, in order")
     parser.add_argument("--contract", default="auto",
                         help="the student that the model with its adapters is, where it does not say (%(default)s)")
-    parser.add_argument("--layout", default="auto",
-                        help="of tensor names that two layouts share: diffusers, single-file or original (%(default)s)")
+    options.add_layout(parser)
     parser.add_argument("--device", default="cpu", help="where the arithmetic runs (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the losses as JSON")
 

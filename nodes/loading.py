@@ -69,7 +69,8 @@ class FastH3LoadVAE(io.ComfyNode):
             node_id="FastH3LoadVAE",
             display_name="FastH3 Load VAE",
             category=CATEGORY,
-            description="The video VAE and the audio VAE of MiniMax-H3, for FastH3 Decode. Reads headers only.",
+            description="The video VAE and the audio VAE of MiniMax-H3, to decode, and to encode keyframes and "
+            "references. Reads headers only.",
             inputs=[
                 io.Combo.Input("video_vae", options=names, tooltip="From models/vae: the H3 video VAE."),
                 io.Combo.Input("audio_vae", options=names, tooltip="From models/vae: the H3 audio VAE (always fp32)."),
