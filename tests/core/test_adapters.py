@@ -266,6 +266,7 @@ def test_kept_beside_agrees_with_merged(bases, tmp_path):
     kept = {name for name, value in b.items() if isinstance(value, AdaptedWeight)}
     assert len(kept) == 9
     for name, value in b.items():
+        assert name not in kept or value.nbytes == sum(tensor.nbytes for tensor in value.tensors())
         value = value.dequantise(torch.float32) if name in kept else value
         torch.testing.assert_close(value, a[name], rtol=0, atol=ATOL)
     assert beside.store.nbytes() > merged.store.nbytes()

@@ -247,6 +247,23 @@ def test_head_bank_runs_as_its_own_average():
     torch.testing.assert_close(run(omni).video, other.video, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize(("heads", "segments"), [(32, (6, 6, 10, 4, 74)), (1, (6, 10, 84))])
+def test_head_bank_tiles_every_condition_on_its_own(heads, segments):
+    """Text, two pictures with a sound between them, audio; every other student tiles text, pictures and sound."""
+    store = tiny_store(output_heads=heads)
+    student = H3Model(store.config, CONTRACTS["omniref-8" if heads > 1 else "preview-4"], store, "student")
+    pictures = [Reference("image", torch.randn(1, 24, 1, 4, width)) for width in (6, 4)]
+    given = [pictures[0], Reference("audio", None, torch.randn(1, 32, 2, 5)), pictures[1]]
+    seen = set()
+
+    def attend(q, k, v, gate, *, plan, **rest):
+        seen.add(plan.segments)
+        return v
+
+    run(student, request(references=given, token_tags=torch.ones(6, dtype=torch.int64)), attend=attend)
+    assert seen == {segments}
+
+
 def test_head_bank_refuses_reference_videos_before_the_weights():
     store = tiny_store(output_heads=32)
     omni = H3Model(store.config, CONTRACTS["omniref-8"], store, "bank")

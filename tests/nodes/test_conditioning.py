@@ -112,8 +112,6 @@ BAD = {
     "controlnet": (entry(control=object()), ContractError, "a ControlNet"),
     "time-range": (entry(start_percent=0.2), ContractError, "a time range"),
     "noise-aug": (entry(minimax_visual_cond_noise_aug=0.9), ContractError, "to 0.9; FastH3 runs conditions at 0.999"),
-    "nan-frame": (entry(minimax_token_tags=TAGS, **frame(latent=PICTURE * float("nan"))), ContractError,
-                  "keyframe 0: its latent has NaN"),
     "frames-no-list": (entry(minimax_keyframes={"a": 1}), ContractError, "must be a list of dicts"),
     "frame-without-tags": (entry(**frame()), ContractError, "no minimax_token_tags"),
     "frame-no-index": (
