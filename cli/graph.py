@@ -1,7 +1,7 @@
 """API-format graphs: reading and changing them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,14 @@ def apply_settings(graph: Graph, settings: Sequence[str]) -> None:
             value = text
         inputs = graph[ids[0]]["inputs"]
         inputs[name] = text if isinstance(inputs.get(name), str) and not isinstance(value, (str, list)) else value
+
+
+def saved_files(ui: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Files that a node saved, by what it tells the interface, whatever list they are in ("images" holds videos too)."""
+    for value in ui.values():
+        for item in value if isinstance(value, list) else ():
+            if isinstance(item, dict) and item.get("filename") and item.get("type") == "output":
+                yield item
 
 
 def is_link(value: Any) -> bool:

@@ -9,7 +9,7 @@ from ..fasth3_core.errors import ConfigError, FastH3Error
 from ..kernels.registry import BackendUnavailable
 from . import options
 from .devices import chosen
-from .graph import apply_settings, read_graph
+from .graph import apply_settings, read_graph, saved_files
 
 log = logging.getLogger("fasth3")
 
@@ -48,8 +48,8 @@ def run_graph(graph: dict, models: Path, inputs: Path, outputs: Path, device: st
         raise FastH3Error(str(error)) from error
     finally:
         _host.use(None)
-    shown = [item for result in results.values() for item in result.ui.get("images", ())]
-    return [outputs / item["subfolder"] / item["filename"] for item in shown]
+    saved = (item for result in results.values() for item in saved_files(result.ui))
+    return [outputs / item["subfolder"] / item["filename"] for item in saved]
 
 
 def _check_writable(folder: Path) -> None:

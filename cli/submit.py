@@ -5,7 +5,6 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +15,7 @@ from urllib.request import Request, urlopen
 from ..fasth3_core.atomic import replacing
 from ..fasth3_core.errors import ConfigError, FastH3Error
 from . import options
-from .graph import apply_settings, read_graph
+from .graph import apply_settings, read_graph, saved_files
 
 _POLL_SECONDS = 0.5
 _REQUEST_SECONDS = 60
@@ -50,17 +49,9 @@ def main(args: argparse.Namespace) -> int:
     for node_id, result in outputs.items():
         for text in result.get("text", ()):
             print(f"node {node_id}: {text}")
-        for item in _files(result):
+        for item in saved_files(result):
             print(f"node {node_id} saved {server.fetch(item, args.output)}")
     return 0
-
-
-def _files(result: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Files of one node's result, whatever list they are in ("images" holds videos too)."""
-    for value in result.values():
-        for item in value if isinstance(value, list) else ():
-            if isinstance(item, dict) and item.get("filename") and item.get("type") == "output":
-                yield item
 
 
 @dataclass

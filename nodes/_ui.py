@@ -9,7 +9,8 @@ log = logging.getLogger("fasth3")
 
 
 def tell(node: type, text: str, *, logged: str | None = None, **ui: Any) -> dict[str, Any]:
-    """Show and log `text`; returns the node's ui, with what else it has for the interface ("images", ...).
+    """Show and log `text`; returns the node's ui, with what else it has: files for the interface ("images")
+    or for those who fetch them ("latents", "prompts"), ...
 
     Args:
         node: the class that `execute` was called on, with `unique_id` among its hidden inputs.

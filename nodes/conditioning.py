@@ -94,7 +94,7 @@ class FastH3SavePromptEmbeds(io.ComfyNode):
         if prompt.references:
             parts["references"] = len(prompt.references)
         text = f"{file.filename}: {', '.join(f'{count} {what}' for what, count in parts.items())}"
-        return io.NodeOutput(ui=tell(cls, text))
+        return io.NodeOutput(ui=tell(cls, text, prompts=[file.as_ui()]))
 
 
 class FastH3LoadPromptEmbeds(io.ComfyNode):

@@ -41,7 +41,7 @@ class FastH3SaveLatent(io.ComfyNode):
         _output_name.check(filename_prefix)
         with _claim.output_file(filename_prefix, latent_file.SUFFIX) as file:
             latent_file.save(file.path, video, audio, report)
-        return io.NodeOutput(ui=tell(cls, f"{file.filename}: {_describe(video)}"))
+        return io.NodeOutput(ui=tell(cls, f"{file.filename}: {_describe(video)}", latents=[file.as_ui()]))
 
 
 class FastH3LoadLatent(io.ComfyNode):

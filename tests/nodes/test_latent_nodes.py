@@ -14,6 +14,9 @@ def test_round_trip_of_a_run(run, model, positive, latent, vae):
     sampled, report = run("FastH3Sampler", model=model, positive=positive, latent=latent, seed=3).args
     ui = run("FastH3SaveLatent", latent=sampled, filename_prefix="latents/狐", report=report).ui
     assert ui["text"][0] == "狐_00001_.latent.safetensors: 64x64, 5 frames"
+    assert ui["latents"] == [
+        {"filename": "狐_00001_.latent.safetensors", "subfolder": "latents", "type": "output"}
+    ]  # what `run` and `submit` go by
     choice = "latents/狐_00001_.latent.safetensors [output]"
     options = FastH3LoadLatent.define_schema().inputs[0].options
     assert options == [choice]

@@ -138,8 +138,9 @@ def test_facts_survive_a_cycle():
 def test_save_node_and_load_node(run, folders):
     given = _conditioning.write(PROMPT)
     hidden = {io.Hidden.prompt: GRAPH, io.Hidden.unique_id: "3"}
-    text = run("FastH3SavePromptEmbeds", hidden, positive=given, filename_prefix="sub/my prompt").ui["text"][0]
-    assert text == "my prompt_00001_.safetensors: 5 tokens, 3 keyframes"
+    ui = run("FastH3SavePromptEmbeds", hidden, positive=given, filename_prefix="sub/my prompt").ui
+    assert ui["text"][0] == "my prompt_00001_.safetensors: 5 tokens, 3 keyframes"
+    assert ui["prompts"] == [{"filename": "my prompt_00001_.safetensors", "subfolder": "sub", "type": "output"}]
     output = run("FastH3LoadPromptEmbeds", file="sub/my prompt_00001_.safetensors [output]")
     assert same(_conditioning.read(output.args[0]), PROMPT)
     assert output.ui["text"] == ("a fox",)
