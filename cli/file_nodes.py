@@ -53,15 +53,21 @@ class LoadAudio(io.ComfyNode):
     @classmethod
     def execute(cls, audio) -> io.NodeOutput:
         path = _input_path(audio)
-        with av.open(str(path), metadata_errors="replace") as container:
-            if not container.streams.audio:
-                raise FastH3Error(f"{path} has no sound track.")
-            stream = container.streams.audio[0]
-            resampler = av.AudioResampler(format="fltp", layout="stereo")
-            frames = [*container.decode(stream), None]
-            parts = [part.to_ndarray() for frame in frames for part in resampler.resample(frame)]
-            waveform = torch.from_numpy(np.concatenate(parts, axis=1))
-            return io.NodeOutput({"waveform": waveform[None], "sample_rate": stream.codec_context.sample_rate})
+        try:
+            with av.open(str(path), metadata_errors="replace") as container:
+                if not container.streams.audio:
+                    raise FastH3Error(f"{path} has no sound track.")
+                stream = container.streams.audio[0]
+                resampler = av.AudioResampler(format="fltp", layout="stereo")
+                frames = [*container.decode(stream), None]
+                parts = [part.to_ndarray() for frame in frames for part in resampler.resample(frame)]
+                rate = stream.codec_context.sample_rate
+        except av.error.FFmpegError as error:
+            raise FastH3Error(f"{path} cannot be read as a sound: {error}") from error
+        if not parts:
+            raise FastH3Error(f"{path} has no samples in its sound track.")
+        waveform = torch.from_numpy(np.concatenate(parts, axis=1))
+        return io.NodeOutput({"waveform": waveform[None], "sample_rate": rate})
 
 
 @dataclass(frozen=True)

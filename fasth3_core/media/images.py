@@ -13,12 +13,15 @@ def load_rgb(path: str | os.PathLike) -> Image.Image:
     """Open a picture, turn it upright by its EXIF orientation, and drop everything but RGB.
 
     Raises:
-        FastH3Error: the file is no picture, or is cut short.
+        FastH3Error: the file is no picture, is cut short, or claims more pixels than anybody has.
     """
     try:
         with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip to 8
+                upright = Image.fromarray((np.asarray(upright) / 257).round().clip(0, 255).astype(np.uint8))
+            return upright.convert("RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise FastH3Error(f"{os.fspath(path)!r} cannot be read as a picture: {error}") from error
 
 

@@ -294,8 +294,23 @@ def test_file_nodes(tmp_path, capsys):
     assert (tmp_path / "out" / "film_00001_.mp4").is_file()
 
 
+@pytest.mark.parametrize("written", [b"no sound", b"RIFF"])
+def test_a_file_that_is_no_sound_is_one_line(tmp_path, capsys, written):
+    (tmp_path / "tone.wav").write_bytes(written)
+    Image.new("RGB", (64, 32)).save(tmp_path / "a.png")
+    graph = {
+        "1": {"class_type": "LoadImage", "inputs": {"image": "a.png"}},
+        "2": {"class_type": "LoadAudio", "inputs": {"audio": "tone.wav"}},
+        "3": {"class_type": "FastH3SavePreview", "inputs": {
+            "images": ["1", 0], "audio": ["2", 0], "filename_prefix": "film"}},
+    }  # fmt: skip
+    (tmp_path / "g.json").write_text(json.dumps(graph))
+    assert command("run", tmp_path / "g.json", "--input", tmp_path, "--output", tmp_path / "out") == 1
+    assert "tone.wav cannot be read as a sound" in capsys.readouterr().err
+
+
 def test_the_demo_graph_is_the_shipped_one():
     assert {node["class_type"] for node in read_graph(demo.GRAPH).values()} == {
-        "FastH3LoadModel", "FastH3LoadVAE", "FastH3LoadPromptEmbeds", "FastH3EmptyLatent", "FastH3Sampler",
-        "FastH3DecodeToVideo",
+        "FastH3LoadModel", "FastH3Offload", "FastH3LoadVAE", "FastH3LoadPromptEmbeds", "FastH3EmptyLatent",
+        "FastH3Sampler", "FastH3DecodeToVideo",
     }  # fmt: skip

@@ -1,5 +1,8 @@
 """Mirrors fasth3_core/media/images.py: pictures from files to the canvas."""
 
+import struct
+
+import numpy as np
 import pytest
 import torch
 from comfyui_fasth3.fasth3_core.errors import FastH3Error
@@ -24,6 +27,21 @@ def test_load_rgb_turns_upright_and_drops_alpha(tmp_path):
     assert image.getpixel((20, 10)) == (255, 0, 0)
     Image.new("RGBA", (4, 4), (1, 2, 3, 0)).save(tmp_path / "b.png")
     assert images.to_tensor(images.load_rgb(tmp_path / "b.png")).shape == (4, 4, 3)
+
+
+def test_load_rgb_of_16_bits(tmp_path):
+    grey = np.array([[0, 257 * 7, 257 * 200, 65535]], np.uint16)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    assert np.asarray(images.load_rgb(tmp_path / "a.png"))[0, :, 1].tolist() == [0, 7, 200, 255]
+
+
+def test_load_rgb_refuses_a_picture_of_more_pixels_than_there_are(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.bmp")
+    data = bytearray((tmp_path / "a.bmp").read_bytes())
+    data[18:26] = struct.pack("<2i", 100_000, 100_000)
+    (tmp_path / "a.bmp").write_bytes(data)
+    with pytest.raises(FastH3Error, match="cannot be read as a picture"):
+        images.load_rgb(tmp_path / "a.bmp")
 
 
 def test_load_rgb_refuses_what_is_no_picture(tmp_path):
