@@ -40,19 +40,20 @@ def fp8(weight: torch.Tensor, scale: torch.Tensor, dtype=torch.float8_e4m3fn) ->
     return QuantizedWeight((weight.float() / scale).to(dtype), scale, Spec(str(dtype)[6:]).format)
 
 
-@pytest.mark.parametrize("scalar", [True, False])
+@pytest.mark.parametrize("one", [(), (1,), (1, 1), None], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("layout", names.LAYOUTS)
-def test_float8(layout, dtype, scalar):
+def test_float8(layout, dtype, one):
+    """With a scale a row, or one number for the whole weight, as most files have it, in any of its shapes."""
     plain = canonical("gates")
     weight = plain[f"{LAYER}.weight"].float()
     scale = weight.abs().amax(1, keepdim=True) / 400
-    scale = scale.amax().expand_as(scale).clone() if scalar else scale
+    scale = scale if one is None else scale.amax().expand_as(scale).clone()
     tensors = plain | {f"{LAYER}.weight": fp8(weight, scale, dtype)}
     stored = names.from_canonical(tensors, layout)
-    if scalar:
+    if one is not None:
         name = next(name for name in stored if name.endswith("weight_scale"))
-        stored[name] = scale[0, 0]  # one number for the whole weight, as most fp8 files have it
+        stored[name] = scale[0, 0].reshape(one)
     again = names.to_canonical(stored, layout)
     assert_same({f"{LAYER}.weight": again[f"{LAYER}.weight"]}, {f"{LAYER}.weight": tensors[f"{LAYER}.weight"]})
     error = (again[f"{LAYER}.weight"].dequantise(torch.float32) - weight).abs().max()
