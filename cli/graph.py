@@ -58,7 +58,7 @@ def apply_settings(graph: Graph, settings: Sequence[str]) -> None:
 
 
 def saved_files(ui: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Files that a node saved, by what it tells the interface, whatever list they are in ("images" holds videos too)."""
+    """Files that a node saved, by what it tells the interface, in whatever list ("images" holds videos too)."""
     for value in ui.values():
         for item in value if isinstance(value, list) else ():
             if isinstance(item, dict) and item.get("filename") and item.get("type") == "output":

@@ -29,8 +29,8 @@ def main(args: argparse.Namespace) -> int:
     print(f"latent {list(latent.shape)} on {device}")
 
     def told(tried: Tried) -> None:
-        options = " ".join(f"{name}={value}" for name, value in asdict(tried.options).items())
-        print(f"{tried.psnr_db:7.2f} dB  worst frame {tried.worst_frame_db:7.2f}  {options}", flush=True)
+        choice = " ".join(f"{name}={value}" for name, value in asdict(tried.options).items())
+        print(f"{tried.psnr_db:7.2f} dB  worst frame {tried.worst_frame_db:7.2f}  {choice}", flush=True)
 
     teacher = load_video_vae(args.teacher, device=device, only="decoder")
     student = load_video_vae(args.decoder, device=device, only="decoder", windows=WindowOptions())
