@@ -6,8 +6,9 @@ from pathlib import Path
 from ..checkpoint.component import read_json
 from ..contracts import CONTRACTS
 from ..errors import CheckpointError
-from .dit import verify_comfy_dit, verify_dit, verify_sampler, verify_sigmas
+from .dit import verify_comfy_dit, verify_dit
 from .golden import Golden, Row, Target
+from .sampler import verify_sampler, verify_sigmas
 from .vae import verify_audio_vae, verify_video_vae
 from .vsa import verify_int8_linear, verify_vsa_op
 

@@ -1,4 +1,4 @@
-"""Mirrors cli/__init__.py, run.py, demo.py, doctor.py and file_nodes.py: the commands as they are typed."""
+"""Mirrors cli/__init__.py, run.py and file_nodes.py: the commands as they are typed."""
 
 import json
 import os
@@ -15,9 +15,6 @@ from comfyui_fasth3.cli.demo_bundle import write_bundle
 from comfyui_fasth3.cli.graph import read_graph
 from comfyui_fasth3.fasth3_core.checkpoint import save
 from comfyui_fasth3.fasth3_core.media import mux
-from comfyui_fasth3.fasth3_core.media.delivery import delivering
-from comfyui_fasth3.fasth3_core.media.formats import Output
-from comfyui_fasth3.fasth3_core.media.sound import fit
 from PIL import Image
 from safetensors import SafetensorError
 
@@ -216,63 +213,6 @@ def test_run_sends_stock_graphs_to_a_server(capsys):
     assert "there is no CLIPLoader here" in capsys.readouterr().err
 
 
-def test_demo(tmp_path, capsys):
-    assert command("demo", "--out", tmp_path, "--seconds", 0.2, "--device", "cpu") == 0
-    shown = capsys.readouterr().out
-    assert "all as it should be" in shown
-    assert read_graph(tmp_path / "graph.json")["1"]["inputs"]["model_name"] == "fasth3_demo/transformer"
-    assert "frames 5" in shown and "audio codec aac" in shown
-    frames = av.open(str(next((tmp_path / "output").rglob("*.mp4")))).decode(video=0)
-    picture = torch.from_numpy(next(iter(frames)).to_ndarray(format="rgb24")).float() / 255
-    # something to look at: neither flat nor noise, neither burnt nor black
-    assert 0.08 < picture.std() < 0.35
-    assert (picture[:, 1:] - picture[:, :-1]).abs().mean() < 0.03
-    assert ((picture < 0.004) | (picture > 0.996)).float().mean() < 0.2
-
-
-@pytest.mark.parametrize("change, message", [
-    ({"frames": 22}, "frames is 5, expected 22"),
-    ({"audio": None}, "0 audio streams"),
-    ({"size": 128}, "size is 128x128, expected 448x256"),
-])  # fmt: skip
-def test_demo_sees_what_is_wrong(tmp_path, change, message):
-    size = change.get("size")
-    frames = torch.rand(5, size or demo.HEIGHT, size or demo.WIDTH, 3)
-    audio = change.get("audio", torch.zeros(2, 32000))
-    sound = None if audio is None else fit(audio, 32000, 5)
-    with delivering(tmp_path / "a.mp4", Output(), *reversed(frames.shape[1:3]), sound=sound) as put:
-        put(frames)
-    assert any(message in problem for problem in demo.look_at(tmp_path / "a.mp4", change.get("frames", 5)))
-
-
-def test_demo_fails_when_the_file_is_wrong(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "look_at", lambda path, frames: ["too dark"])
-    assert command("demo", "--out", tmp_path, "--seconds", 0.2, "--device", "cpu") == 1
-    assert "WRONG: too dark" in capsys.readouterr().out
-
-
-def test_doctor(capsys):
-    assert command("doctor") == 0
-    shown = capsys.readouterr().out
-    assert "comfyui-fasth3 " in shown and "block_sparse_attention" in shown and "libx264 ok" in shown
-
-
-def test_doctor_json(capsys):
-    assert command("doctor", "--json", "--dtype", "fp32") == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["packages"]["torch"] == torch.__version__
-    assert facts["kernels"]["dtype"] == "fp32"
-    ops = {row["op"] for row in facts["kernels"]["rows"] if row["why_not"] is None}
-    assert {"block_sparse_attention", "tile_mean"} <= ops
-
-
-def test_doctor_asks_each_op_for_the_heads_that_it_gets(capsys):
-    assert command("doctor", "--json") == 0
-    rows = json.loads(capsys.readouterr().out)["kernels"]["rows"]
-    assert len(rows) == len({(row["op"], row["backend"]) for row in rows})
-    assert not [row for row in rows if "head dim" in str(row["why_not"])]
-
-
 def test_file_nodes(tmp_path, capsys):
     (tmp_path / "in").mkdir()
     Image.new("RGB", (64, 32), (255, 0, 0)).save(tmp_path / "in" / "red.png")
@@ -307,10 +247,3 @@ def test_a_file_that_is_no_sound_is_one_line(tmp_path, capsys, written):
     (tmp_path / "g.json").write_text(json.dumps(graph))
     assert command("run", tmp_path / "g.json", "--input", tmp_path, "--output", tmp_path / "out") == 1
     assert "tone.wav cannot be read as a sound" in capsys.readouterr().err
-
-
-def test_the_demo_graph_is_the_shipped_one():
-    assert {node["class_type"] for node in read_graph(demo.GRAPH).values()} == {
-        "FastH3LoadModel", "FastH3Offload", "FastH3LoadVAE", "FastH3LoadPromptEmbeds", "FastH3EmptyLatent",
-        "FastH3Sampler", "FastH3DecodeToVideo",
-    }  # fmt: skip
