@@ -193,7 +193,7 @@ def check_fit(contract: Contract, config: DiTConfig, gates_zero: bool | None) ->
     if not contract.sparse and config.has_gates and not gates_zero:
         raise ContractError(
             f"contract '{contract.name}' attends densely, but the model has trained VSA gates: dropping them is "
-            "another function than the one distilled. Choose 'preview-4' or 'v2-8'; sparsity 0 in FastH3VSAConfig "
+            "another function than the one distilled. Choose 'preview-4' or 'v2-8'; sparsity 0 in FastH3 VSA Config "
             "keeps every tile and the gates."
         )
 

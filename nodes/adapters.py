@@ -1,4 +1,4 @@
-"""FastH3ApplyAdapter. Names from ComfyUI's lora folder and a model -> the model with the adapter."""
+"""FastH3 Apply Adapter. Names from ComfyUI's lora folder and a model -> the model with the adapter."""
 
 from ..fasth3_core.adapters.apply import MODES, UNMATCHED_RULES, Settings, apply_adapter
 from ..fasth3_core.contracts import CONTRACTS

@@ -76,7 +76,7 @@ def apply_adapter(
     adapter = open_adapter(path)
     opened: Opened | None = model.opened
     if opened is None:
-        raise ConfigError("model", model.source, "a model from files", "Load it with FastH3LoadModel.")
+        raise ConfigError("model", model.source, "a model from files", "Load it with FastH3 Load Model.")
     before = model.store.plan
     joined, prefix = join(opened.component, adapter.component)
     joined, projection, embedder = _time(joined, before, model.config, settings)

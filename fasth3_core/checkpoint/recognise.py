@@ -29,7 +29,7 @@ SORTS = (
     Sort(
         "transformer",
         "a MiniMax-H3 transformer",
-        "belongs in FastH3LoadModel",
+        "belongs in FastH3 Load Model",
         ("", "diffusion_model.", "model.diffusion_model.", "model.", "transformer."),
         _marks(
             ("video_patch_proj.weight",), ("audio_patch_proj.weight",), ("audio_proj_in.weight",),
@@ -39,7 +39,7 @@ SORTS = (
     Sort(
         "video VAE",
         "the MiniMax-H3 video VAE",
-        "belongs in FastH3LoadVAE, as video_vae",
+        "belongs in FastH3 Load VAE, as video_vae",
         ("", "vae.", "first_stage_model.", "model."),
         _marks(
             ("decoder.transformer_blocks.0.scale1",), ("decoder.blocks.0.scale1",), ("blocks.0.scale1",),
@@ -50,7 +50,7 @@ SORTS = (
     Sort(
         "audio VAE",
         "the MiniMax-H3 audio VAE",
-        "belongs in FastH3LoadVAE, as audio_vae",
+        "belongs in FastH3 Load VAE, as audio_vae",
         ("", "audio_vae.", "vae.", "first_stage_model.", "model."),
         _marks(("pre_block.attn.zero_k_bias",), ("pre_block.attn.q_bias",), ("dec_in_proj.weight",)),
     ),
@@ -68,7 +68,7 @@ SORTS = (
     Sort(
         "prompt embeddings",
         "a file of prompt embeddings",
-        "belongs in FastH3LoadPromptEmbeds",
+        "belongs in FastH3 Load Prompt Embeds",
         ("",),
         _marks(("text_states", "token_tags")),
     ),
@@ -116,7 +116,7 @@ def require(source: Source, wanted: str) -> str:
     if found == "adapter":
         raise CheckpointError(
             f"{source.label}: this is an adapter (LoRA), which changes a model and is none. "
-            f"Load the {what} it was made for, and apply this file to it with FastH3ApplyAdapter."
+            f"Load the {what} it was made for, and apply this file to it with FastH3 Apply Adapter."
         )
     some = ", ".join(sorted(source.tensors)[:4]) or "none at all"
     raise CheckpointError(

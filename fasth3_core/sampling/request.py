@@ -83,7 +83,7 @@ class Request:
         if min(sides) < PATCH or any(side % PATCH for side in sides):
             raise GeometryError(
                 f"a latent for {self.latent_width * LATENT_PIXELS} x {self.latent_height * LATENT_PIXELS} pixels: "
-                "width and height must be multiples of 32. FastH3EmptyLatent makes legal ones."
+                "width and height must be multiples of 32. FastH3 Empty Latent makes legal ones."
             )
         frames = self.frames
         expected = audio_latents(frames)

@@ -130,7 +130,7 @@ def _sparse(model: H3Model, vsa: VSAConfig | None) -> tuple[VSAConfig | None, li
         why = "all its gates are zero" if model.config.has_gates else "the model has no to_gate_compress weights"
         raise ContractError(
             f"VSA settings are connected, but contract '{contract.name}' attends densely: {why}. "
-            "Disconnect FastH3VSAConfig, or load a VSA student or its adapter."
+            "Disconnect FastH3 VSA Config, or load a VSA student or its adapter."
         )
     trained = VSAConfig().resolved(sparsity=contract.sparsity, tile_size=contract.tile_size)
     config = (vsa or VSAConfig()).resolved(sparsity=contract.sparsity, tile_size=contract.tile_size)

@@ -253,7 +253,7 @@ def test_an_alpha_of_any_type(bases, tmp_path, dtype):
 
 def test_adapter_in_the_place_of_a_model(bases, tmp_path):
     path = write(tmp_path / "a.safetensors", spelled(changes(DIMS), **(SPELLINGS[0] | {"infix": ".my-style"})))
-    with pytest.raises(CheckpointError, match="FastH3ApplyAdapter"):
+    with pytest.raises(CheckpointError, match="FastH3 Apply Adapter"):
         load_model(path)
 
 

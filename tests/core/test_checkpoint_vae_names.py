@@ -161,7 +161,7 @@ def test_loaders_take_both_layouts_from_a_repository(tmp_path, video, audio):
 def test_a_transformer_in_a_vae_slot(tmp_path):
     save(canonical("full"), tmp_path / "model.safetensors")
     for load in (load_video_vae, load_audio_vae):
-        with pytest.raises(CheckpointError, match=r"this is a MiniMax-H3 transformer, .*belongs in FastH3LoadModel"):
+        with pytest.raises(CheckpointError, match=r"this is a MiniMax-H3 transformer, .*belongs in FastH3 Load Model"):
             load(tmp_path / "model.safetensors")
 
 

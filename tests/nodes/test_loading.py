@@ -78,7 +78,7 @@ def test_vae_file_as_a_model(run, folders, bundle):
     copied = folders / "models" / "diffusion_models" / "wrong.safetensors"
     shutil.copy(folders / "models" / "vae" / bundle.names.video_vae, copied)
     try:
-        with pytest.raises(CheckpointError, match=r"this is the MiniMax-H3 video VAE.*belongs in FastH3LoadVAE"):
+        with pytest.raises(CheckpointError, match=r"this is the MiniMax-H3 video VAE.*belongs in FastH3 Load VAE"):
             run("FastH3LoadModel", model_name="wrong.safetensors", contract="auto", dtype="auto")
     finally:
         copied.unlink()
