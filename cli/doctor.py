@@ -4,15 +4,13 @@ import argparse
 import json
 import os
 import platform
-import re
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..fasth3_core.media.formats import AUDIO_CODECS, FORMATS
+from ..fasth3_core.report.environment import own_version, version_of
 from ..kernels import registry
 from ..kernels.device import Case
 
@@ -43,10 +41,10 @@ def collect(dtype: str = "bf16") -> dict[str, Any]:
     device = torch.accelerator.current_accelerator() if on_accelerator else torch.device("cpu")
     element = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     return {
-        "package": _own_version(),
+        "package": own_version(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "packages": {name: _version_of(name) for name in _PACKAGES},
+        "packages": {name: version_of(name) for name in _PACKAGES},
         "devices": _devices(device),
         "memory_bytes": _host_memory(),
         "comfyui": _comfyui(),
@@ -61,20 +59,6 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> list[dict[str, Any]]:
     return [
         theirs if theirs["op"] in _DECODER_OPS else ours for ours, theirs in zip(transformer, decoder, strict=True)
     ]
-
-
-def _own_version() -> str:
-    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
-    if not project.is_file():  # installed from a wheel
-        return version("comfyui-fasth3")
-    return re.search(r'^version = "([^"]+)"', project.read_text(encoding="utf-8"), re.MULTILINE).group(1)
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _devices(device: torch.device) -> list[dict[str, Any]]:

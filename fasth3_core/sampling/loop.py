@@ -90,7 +90,7 @@ def sample(
         prefix = layout.prefix_runs if settings.bank else layout.prefix
         plan = tile_plan(prefix, layout.grid, settings.vsa.tile_size, device)
     token_ops = resolve_token_ops("auto" if settings.vsa is None else settings.vsa.backend, case)
-    report = new_report(model, request, layout, plan, settings, warnings, dtype)
+    report = new_report(model, request, layout, plan, settings, warnings, dtype, device)
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -7,6 +7,7 @@ import torch
 from ..model.handle import H3Model
 from ..packing.geometry import LATENT_PIXELS
 from ..packing.layout import PackedLayout
+from ..report.environment import environment
 from ..report.run_report import RunReport, StepReport
 from ..vsa.tiles import TilePlan
 from .request import Request
@@ -37,6 +38,7 @@ def new_report(
     settings: RunSettings,
     warnings: list[str],
     dtype: torch.dtype,
+    device: torch.device,
 ) -> RunReport:
     contract = model.contract
     return RunReport(
@@ -79,5 +81,5 @@ def new_report(
             "prefix_tiles": plan.num_prefix_tiles,
             "video_tiles": plan.num_video_tiles,
         },
-        environment={"torch": torch.__version__},
+        environment=environment(device),
     )

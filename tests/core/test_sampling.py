@@ -152,6 +152,7 @@ def test_report_says_what_ran(contract):
     assert (tiles, kept) == (4, 1)
     assert all((s.sparse_blocks, s.dense_blocks) == (2, 1) for s in report.steps)
     assert report.departures == ["blocks 1 keep every tile"]
+    assert report.environment["device"] == "cpu" and report.environment["torch"] == torch.__version__
     text = report.to_text()
     assert f"{2 * forwards} of {3 * forwards} block calls sparse" in text
     assert f"{kept} of {tiles} video tiles kept" in text and "blocks 1 keep every tile" in text
