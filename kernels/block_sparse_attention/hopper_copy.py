@@ -31,26 +31,32 @@ def _copy_piece(boxes, row, column, dst, granule, barrier):
 
 
 @gluon.jit
-def _copy_step(step, ragged, full_row, boxes, column, dst, barrier, codes_ptr):
+def _codes_of(codes_ptr, step, ragged):
+    """The eight codes of a ragged step, all on their way at once."""
+    codes_ptr += step * PER_STEP
+    codes = ()
+    for g in gl.static_range(PER_STEP):
+        codes += (gl.load(codes_ptr + g, mask=step < ragged, other=0),)
+    return codes
+
+
+@gluon.jit
+def _copy_step(step, ragged, full_row, codes, boxes, column, dst, barrier):
     """Start the copies of one step's 64 keys or values into dst [64, 128]."""
     tiles, fours, pairs, ones = boxes
     if step >= ragged:
         async_load(tiles, [full_row, column], barrier, dst)
     else:
-        codes_ptr += step * PER_STEP
         for half in gl.static_range(0, PER_STEP, 4):
-            code = gl.load(codes_ptr + half)
-            if code & KIND_MASK == FOUR:
-                _copy_piece(fours, code >> ROW_SHIFT, column, dst, half, barrier)
+            if codes[half] & KIND_MASK == FOUR:
+                _copy_piece(fours, codes[half] >> ROW_SHIFT, column, dst, half, barrier)
             else:
                 for g in gl.static_range(half, half + 4, 2):
-                    code = gl.load(codes_ptr + g)
-                    second = gl.load(codes_ptr + g + 1)
-                    if code & KIND_MASK == PAIR:
-                        _copy_piece(pairs, code >> ROW_SHIFT, column, dst, g, barrier)
+                    if codes[g] & KIND_MASK == PAIR:
+                        _copy_piece(pairs, codes[g] >> ROW_SHIFT, column, dst, g, barrier)
                     else:
-                        _copy_piece(ones, code >> ROW_SHIFT, column, dst, g, barrier)
-                        _copy_piece(ones, second >> ROW_SHIFT, column, dst, g + 1, barrier)
+                        _copy_piece(ones, codes[g] >> ROW_SHIFT, column, dst, g, barrier)
+                        _copy_piece(ones, codes[g + 1] >> ROW_SHIFT, column, dst, g + 1, barrier)
 
 
 @gluon.jit
@@ -71,19 +77,21 @@ def copy_list(
     async_load(q_tiles, [q_row, head * q_head], q_full, q_smem)
 
     row = gl.load(rows_ptr, mask=ragged == 0, other=0)
+    codes = _codes_of(codes_ptr, 0, ragged)
     mbarrier.expect(full.index(0), BYTES)
-    _copy_step(0, ragged, row, k_boxes, k_column, k_smem.index(0), full.index(0), codes_ptr)
+    _copy_step(0, ragged, row, codes, k_boxes, k_column, k_smem.index(0), full.index(0))
     stage = 0
     phase = 1  # a fresh barrier lets the opposite phase pass: every stage begins empty
     for step in range(1, steps):
-        last_row = row
-        row = gl.load(rows_ptr + step - ragged, mask=step >= ragged, other=0)  # arrives during the wait
+        last_row, last_codes = row, codes
+        row = gl.load(rows_ptr + step - ragged, mask=step >= ragged, other=0)  # arrives, as codes do, during the wait
+        codes = _codes_of(codes_ptr, step, ragged)
         stage, phase = next_stage(stage, phase, STAGES)
         mbarrier.wait(empty.index(stage), phase)
         mbarrier.expect(full.index(stage), 2 * BYTES)
-        _copy_step(step, ragged, row, k_boxes, k_column, k_smem.index(stage), full.index(stage), codes_ptr)
-        _copy_step(step - 1, ragged, last_row, v_boxes, v_column, v_smem.index(stage), full.index(stage), codes_ptr)
+        _copy_step(step, ragged, row, codes, k_boxes, k_column, k_smem.index(stage), full.index(stage))
+        _copy_step(step - 1, ragged, last_row, last_codes, v_boxes, v_column, v_smem.index(stage), full.index(stage))
     stage, phase = next_stage(stage, phase, STAGES)
     mbarrier.wait(empty.index(stage), phase)
     mbarrier.expect(full.index(stage), BYTES)
-    _copy_step(steps - 1, ragged, row, v_boxes, v_column, v_smem.index(stage), full.index(stage), codes_ptr)
+    _copy_step(steps - 1, ragged, row, codes, v_boxes, v_column, v_smem.index(stage), full.index(stage))

@@ -17,7 +17,8 @@ STAGES = 3
 MAX_REGISTERS = 128
 """Per thread at launch, so that two programs of 8 warps fit; the copying warps then hand theirs to the others."""
 
-COPY_REGISTERS = 24
+COPY_REGISTERS = 40
+"""Of these 16 hold the codes of two steps."""
 
 _TABLE_BYTES = 256 << 20
 """Of packed lists at a time; heads beyond it wait their turn."""
