@@ -76,9 +76,37 @@ def _triton_launch_failure(device: torch.device, dtype: torch.dtype) -> str | No
     try:
         importlib.import_module(".triton_probe", __package__).probe(device, dtype)
     except Exception as error:  # the compiler, the assembler, the linker and the driver all raise types of their own
-        first = next(iter(str(error).strip().splitlines()), "")
-        return f"triton cannot launch on {device} in {dtype}: {type(error).__name__}: {first}"
+        return f"triton cannot launch on {device} in {dtype}: {first_line(error)}"
     return None
+
+
+def hopper_why_not(case: Case) -> str | None:
+    """Why no kernel written in Gluon for Hopper GPUs can take this case, before its own limits and `failure_of`."""
+    if case.device.type != "cuda" or torch.version.hip is not None:
+        return f"needs an NVIDIA GPU, got {case.device.type if torch.version.hip is None else 'ROCm'}"
+    major, minor = torch.cuda.get_device_capability(case.device)
+    if major != 9:
+        return f"written for compute capability 9.x (Hopper), got {major}.{minor}"
+    if case.dtype not in (torch.bfloat16, torch.float16):
+        return f"needs bf16 or fp16, got {case.dtype}"
+    return triton_why_not(case)
+
+
+@cache
+def failure_of(module: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why `self_check(device, dtype)` of a module, by its full name, fails: a Triton without this Gluon,
+    its compiler, the assembler, the driver, a wrong result. Asked once per device.
+    """
+    try:
+        importlib.import_module(module).self_check(device, dtype)
+    except Exception as error:  # each of them raises types of its own
+        return f"cannot run on {device} in {dtype}: {first_line(error)}"
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """An error's type and the first line of its text, which may have many or none."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def check_last_dim(op: str, **tensors: torch.Tensor) -> None:

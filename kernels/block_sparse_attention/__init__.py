@@ -1,11 +1,10 @@
 """block_sparse_attention: each video query tile attends to the tiles of its own list, per head."""
 
 from dataclasses import replace
-from functools import cache
 
 import torch
 
-from ..device import Case, triton_why_not
+from ..device import Case, failure_of, hopper_why_not, triton_why_not
 from ..registry import Impl, register, resolve
 from .eager import block_sparse_attention_eager
 from .reference import block_sparse_attention_reference
@@ -74,32 +73,15 @@ def _load_triton():
     return block_sparse_attention_triton
 
 
-def hopper_why_not(case: Case) -> str | None:
+def gluon_why_not(case: Case) -> str | None:
     """Why the Hopper kernel cannot take this case. The last question, asked once per device, runs a small case."""
-    if case.device.type != "cuda" or torch.version.hip is not None:
-        return f"needs an NVIDIA GPU, got {case.device.type if torch.version.hip is None else 'ROCm'}"
-    major, minor = torch.cuda.get_device_capability(case.device)
-    if major != 9:
-        return f"written for compute capability 9.x (Hopper), got {major}.{minor}"
-    if case.dtype not in (torch.bfloat16, torch.float16):
-        return f"needs bf16 or fp16, got {case.dtype}"
+    if (why := hopper_why_not(case)) is not None:
+        return why
     if case.head_dim != 128:
         return f"needs a head dim of 128, got {case.head_dim}"
     if case.tile_size > 64:
         return f"needs tiles of at most 64 tokens, got {case.tile_size}"
-    return triton_why_not(case) or _hopper_failure(case.device, case.dtype)
-
-
-@cache
-def _hopper_failure(device: torch.device, dtype: torch.dtype) -> str | None:
-    try:
-        from .hopper_kernel import self_check
-
-        self_check(device, dtype)
-    except Exception as error:  # a Triton without this Gluon, its compiler, the assembler, the driver, a wrong result
-        first = next(iter(str(error).strip().splitlines()), "")
-        return f"cannot run on {device} in {dtype}: {type(error).__name__}: {first}"
-    return None
+    return failure_of(f"{__package__}.hopper_kernel", case.device, case.dtype)
 
 
 def _load_hopper():
@@ -114,7 +96,7 @@ register(
         load=lambda: block_sparse_attention_sm100a, why_not=sm100a_why_not,
     )
 )
-register(Impl(op="block_sparse_attention", name="hopper", rank=5, load=_load_hopper, why_not=hopper_why_not))
+register(Impl(op="block_sparse_attention", name="hopper", rank=5, load=_load_hopper, why_not=gluon_why_not))
 register(Impl(op="block_sparse_attention", name="triton", rank=10, load=_load_triton, why_not=portable_why_not))
 register(Impl(op="block_sparse_attention", name="eager", rank=50, load=lambda: block_sparse_attention_eager))
 register(Impl(op="block_sparse_attention", name="reference", rank=100, load=lambda: block_sparse_attention_reference))

@@ -18,7 +18,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from ..device import Case
+from ..device import Case, first_line
 from .reference import block_sparse_attention_reference
 
 MODULE = "fastvideo_kernel.block_sparse_attn_sm100a"
@@ -64,7 +64,7 @@ def _import_failure(module: str, *names: str) -> list[str]:
         for name in names:
             getattr(found, name)
     except Exception as error:  # an extension built for another torch, CUDA or Python raises types of its own
-        return [f"cannot import {module} of the package fastvideo-kernel: {_first_line(error)}"]
+        return [f"cannot import {module} of the package fastvideo-kernel: {first_line(error)}"]
     return []
 
 
@@ -92,16 +92,12 @@ def _refusal(case: Case) -> list[str]:
     return [f"its is_supported says no: not built for blocks of {BLOCK} tokens on compute capability {generation}"]
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
-
-
 @cache
 def _self_check_failure(device: torch.device) -> str | None:
     try:
         self_check(device)
     except Exception as error:  # the extension's, the driver's, a wrong result
-        return f"cannot run on {device}: {_first_line(error)}"
+        return f"cannot run on {device}: {first_line(error)}"
     return None
 
 

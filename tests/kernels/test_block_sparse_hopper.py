@@ -98,10 +98,10 @@ def test_packing_in_the_interpreter():
 @pytest.fixture(scope="module")
 def hopper():
     """The kernel, where it can run."""
-    from comfyui_fasth3.kernels.block_sparse_attention import hopper_why_not
+    from comfyui_fasth3.kernels.block_sparse_attention import gluon_why_not
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if (why := hopper_why_not(Case(device=device, dtype=torch.bfloat16))) is not None:
+    if (why := gluon_why_not(Case(device=device, dtype=torch.bfloat16))) is not None:
         pytest.skip(f"hopper: {why}")
     from comfyui_fasth3.kernels.block_sparse_attention import hopper_kernel
 

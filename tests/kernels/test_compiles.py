@@ -19,6 +19,8 @@ SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """Most shared memory of a program: Turing, A100, other Ampere, Ada, Hopper, Blackwell for servers and for desks."""
 
 CAPABILITIES = tuple(SHARED_KIB)
+EVERY_DTYPE = (75, 80, 90)
+"""Elsewhere bf16 stands for all, where a kernel takes it: the others lower as on the generation before."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ ROWS = {"rows_ptr": "*i32"}
 OFFSETS = {"offsets_ptr": "*i32"}
 
 
-def attend(capabilities: tuple[int, ...], head_dim: int, element: str) -> Kernel:
+def attend(capabilities: tuple[int, ...], head_dim: int, elements: tuple[str, ...]) -> Kernel:
     """The attention kernel as it is launched on the first of `capabilities`."""
     folder = "block_sparse_attention.triton_kernel"
     launch = importlib.import_module(f"comfyui_fasth3.kernels.{folder}").launch_for(divmod(capabilities[0], 10))
@@ -66,7 +68,7 @@ def attend(capabilities: tuple[int, ...], head_dim: int, element: str) -> Kernel
         | strides("qs", "qh", "ks", "kh", "vs", "vh", "os", "oh") | counts("V", "P", "K") | {"scale": "fp32"},
         {"D": head_dim, "DESCRIPTORS": launch.descriptors, "STAGES": launch.stages,
          "GRANULE_STAGES": launch.granule_stages},
-        num_warps=launch.warps, capabilities=capabilities, elements=(element,),
+        num_warps=launch.warps, capabilities=capabilities, elements=elements,
     )
 
 
@@ -195,20 +197,20 @@ KERNELS = (
         | counts("num_tokens", "K"),
         {"BLOCK_K": 128}, num_warps=1, elements=("bf16",),
     ),
-    attend((75,), 128, "fp16"),
-    attend((80, 86, 89), 128, "bf16"),
-    attend((90,), 128, "bf16"),
-    attend((100,), 128, "bf16"),
-    attend((120,), 128, "bf16"),
-    attend((75,), 64, "fp16"),
-    attend((80,), 64, "bf16"),
-    attend((90,), 64, "bf16"),
+    *(
+        attend(capabilities, head_dim, elements)
+        for head_dim in (64, 128)
+        for capabilities, elements in (
+            ((75,), ("fp16",)), *((c, ("bf16", "fp16")) for c in ((80, 86, 89), (90,), (100,), (120,)))
+        )
+    ),
 )
 CASES = [
     pytest.param(kernel, capability, element, id=f"{kernel}-sm{capability}-{element}-{i}")
     for i, kernel in enumerate(KERNELS)
-    for capability, element in [*((c, "bf16") for c in CAPABILITIES), (75, "fp16"), (90, "fp32")]
-    if capability in kernel.capabilities and element in kernel.elements
+    for capability in kernel.capabilities
+    for element in kernel.elements
+    if element == "bf16" or capability in EVERY_DTYPE or "bf16" not in kernel.elements
 ]
 
 
@@ -235,12 +237,24 @@ def test_compiles(kernel, capability, element):
 
 
 def test_every_kernel_has_a_row():
-    found = {
+    assert kernels_under("triton.jit") == {(kernel.module, kernel.name) for kernel in KERNELS}
+
+
+def test_every_gluon_kernel_is_compiled_by_a_test_of_its_own():
+    """A new one is compiled by a test beside its numerics, as `test_compiles_for_hopper` is, and named here."""
+    assert kernels_under("gluon.jit") == {
+        ("block_sparse_attention.hopper_gluon", "attention_kernel"),
+        ("linear_swiglu.hopper_gluon", "linear_swiglu_kernel"),
+    }
+
+
+def kernels_under(decorator: str) -> set[tuple[str, str]]:
+    """(module below kernels/, name) of the functions under this decorator that are launched."""
+    return {
         (".".join(path.relative_to(FOLDER).with_suffix("").parts), node.name)
         for path in FOLDER.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef)
         and node.name.endswith("_kernel")
-        and any(ast.unparse(d).startswith("triton.jit") for d in node.decorator_list)
+        and any(ast.unparse(d).startswith(decorator) for d in node.decorator_list)
     }
-    assert found == {(kernel.module, kernel.name) for kernel in KERNELS}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from comfyui_fasth3.kernels.device import INTERPRET, Case
-from comfyui_fasth3.kernels.linear_swiglu import hopper_why_not, linear_swiglu
+from comfyui_fasth3.kernels.linear_swiglu import gluon_why_not, linear_swiglu
 from comfyui_fasth3.kernels.registry import BackendUnavailable
 
 CUDA = torch.device("cuda")
@@ -15,7 +15,7 @@ def run(request):
     if request.param == "hopper":
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
-        if (why := hopper_why_not(Case(device=CUDA, dtype=torch.float16))) is not None:
+        if (why := gluon_why_not(Case(device=CUDA, dtype=torch.float16))) is not None:
             pytest.skip(why)
     return request.param, CUDA if request.param == "hopper" else torch.device("cpu")
 
