@@ -11,10 +11,17 @@ SIZES = [64, 6, 5, 64, 33, 130, *[1] * 66]
 
 def make(device, dtype, dim):
     S, N, H = sum(SIZES), len(SIZES), 2
-    gate = torch.randn(S, 4, H, dim).to(device, dtype)[:, 3]
-    out = torch.full((S, H + 1, dim), float("nan"), dtype=dtype, device=device)[:, 1:]
-    scores, v_mean = torch.randn(H, N, N, device=device) * 3, torch.randn(H, N, dim, device=device)
-    return out.copy_(torch.randn(out.shape)), scores, v_mean, gate, offsets_of(SIZES).to(device)
+    gate = among_nan((S + 3, 4, H, dim), dtype, device)[:S, 3]
+    out = among_nan((S, H + 1, dim), dtype, device)[:, 1:]
+    scores = among_nan((H, N + 3, N + 5), torch.float32, device)[:, :N, :N]
+    v_mean = among_nan((H + 1, N, dim), torch.float32, device)[:H]
+    for x, scale in ((gate, 1), (out, 1), (scores, 3), (v_mean, 1)):
+        x.copy_(torch.randn(x.shape) * scale)
+    return out, scores, v_mean, gate, offsets_of(SIZES).to(device)
+
+
+def among_nan(shape, dtype, device):
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
 
 
 @pytest.mark.parametrize("dim", [16, 80, 128])

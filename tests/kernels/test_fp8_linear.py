@@ -8,7 +8,9 @@ from comfyui_fasth3.kernels.registry import BackendUnavailable
 
 
 def operands(device, rows=37):
-    x = torch.randn(rows, 96, device=device) * torch.logspace(-2, 2, rows, device=device)[:, None]
+    """x, and its rows quantised, with NaN around them; the quantised weight."""
+    padded = torch.full((rows + 3, 128), torch.nan, device=device)
+    x = padded[:rows, 16:112].copy_(torch.randn(rows, 96) * torch.logspace(-2, 2, rows)[:, None])
     return quantise_rows(x, "fp8"), quantise_rows(torch.randn(48, 96, device=device), "fp8"), x
 
 
