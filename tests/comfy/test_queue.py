@@ -81,7 +81,7 @@ def test_previews_of_a_run_that_takes_its_time(server, tmp_path):
         (tmp_path / f"{i:02}.jpg").write_bytes(data)
         picture = Image.open(io.BytesIO(data))
         assert (picture.format, picture.size) == ("JPEG", (512, 512))
-        assert max(ImageStat.Stat(picture).stddev) > 2
+        assert max(ImageStat.Stat(picture).stddev) > 0.5  # faint where an earlier decode taught the tiny VAE's colours
     assert len(set(events.previews)) == len(events.previews)
 
 
