@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ..device import INTERPRET, check_last_dim
+from ..tile_mean.triton_kernel import head_and_tile
 
 _LOG2_E = 1.4426950408889634
 _ROWS = 16
@@ -73,15 +74,12 @@ def _gated_add_kernel(
     N, D,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
-    head = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1).to(tl.int64)
-    start = tl.load(offsets_ptr + tile)
-    size = tl.load(offsets_ptr + tile + 1) - start
+    head, tile, start, size = head_and_tile(offsets_ptr)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK_D)
     coarse = tl.load(coarse_ptr + (head * N + tile) * D + col, mask=col < D, other=0.0).to(tl.float32)
-    out_ptr += start.to(tl.int64) * stride_os + head * stride_oh
-    gate_ptr += start.to(tl.int64) * stride_gs + head * stride_gh
+    out_ptr += start * stride_os + head * stride_oh
+    gate_ptr += start * stride_gs + head * stride_gh
     for first in range(0, size, ROWS):
         rows = (first + row)[:, None]
         inside = (rows < size) & (col[None, :] < D)

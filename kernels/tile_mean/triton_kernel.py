@@ -16,20 +16,28 @@ warps 1.7, 16 in one 2.8, 16 in four 1.9.
 
 
 @triton.jit
+def head_and_tile(offsets_ptr):
+    """Of a program on a grid of heads and tiles: its head and tile, the tile's first token and number of tokens.
+
+    All but the number are int64, before any stride: a slice of [S, 3, 56, 128] passes 2**31 elements at 99,865 tokens.
+    """
+    tile = tl.program_id(1).to(tl.int64)
+    start = tl.load(offsets_ptr + tile)
+    size = tl.load(offsets_ptr + tile + 1) - start
+    return tl.program_id(0).to(tl.int64), tile, start.to(tl.int64), size
+
+
+@triton.jit
 def _tile_mean_kernel(
     x_ptr, offsets_ptr, out_ptr,
     stride_xs, stride_xh,
     N, D,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
-    # int64 before any stride: a slice of [S, 3, 56, 128] passes 2**31 elements at 99,865 tokens
-    head = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1).to(tl.int64)
-    start = tl.load(offsets_ptr + tile)
-    size = tl.load(offsets_ptr + tile + 1) - start
+    head, tile, start, size = head_and_tile(offsets_ptr)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK_D)
-    x_ptr += start.to(tl.int64) * stride_xs + head * stride_xh
+    x_ptr += start * stride_xs + head * stride_xh
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for first in range(0, size, ROWS):
         rows = (first + row)[:, None]

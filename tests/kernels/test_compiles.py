@@ -72,14 +72,14 @@ def attend(capabilities: tuple[int, ...], head_dim: int, elements: tuple[str, ..
     )
 
 
-def bounded(capabilities: tuple[int, ...], element: str, descriptors: bool) -> Kernel:
+def bounded(capabilities: tuple[int, ...], elements: tuple[str, ...], descriptors: bool) -> Kernel:
     queries, keys = (f"tensordesc<T[{rows}, 64]>" if descriptors else "*T" for rows in (128, 64))
     return Kernel(
         "bounded_attention.triton_kernel", "_bounded_attention_kernel",
         pointers("q", "k", "v", "out") | {"q_tiles": queries, "k_tiles": keys, "v_tiles": keys}
         | strides("qs", "qh", "ks", "kh", "vs", "vh", "out") | counts("N") | {"scale": "fp32"},
         {"D": 64, "BLOCK_M": 128, "BLOCK_N": 64, "TAIL": 16, "DESCRIPTORS": descriptors, "STAGES": 3},
-        capabilities=capabilities, elements=(element,),
+        capabilities=capabilities, elements=elements,
     )
 
 
@@ -146,8 +146,7 @@ KERNELS = (
         for group in (0, 256)
         for rows, columns, capabilities in ((32, 16, CAPABILITIES[:1]), (64, 128, CAPABILITIES[1:]))
     ),
-    bounded((90,), "bf16", descriptors=False),
-    bounded((90,), "bf16", descriptors=True),
+    *(bounded((90,), ("bf16", "fp16"), descriptors) for descriptors in (False, True)),
     *row_kernels("T", 0, CAPABILITIES),
     *row_kernels("fp8e4nv", 448, (89, 90, 100, 120)),
     *row_kernels("i8", 127, CAPABILITIES),
