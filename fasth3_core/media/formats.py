@@ -38,8 +38,8 @@ class Format:
 FORMATS = {
     form.name: form
     for form in (
-        # what waits for the encoder when decoding ends keeps the user waiting: of 124 decoded frames on 16 cores the file
-        # was done 0.5 s after the last, 0.7 with preset medium, at 0.1 dB more and the same size
+        # what waits for the encoder when decoding ends keeps the user waiting: of 124 decoded frames on 16 cores the
+        # file was done 0.5 s after the last, 0.7 with preset medium, at 0.1 dB more and the same size
         Format("mp4 h264", ".mp4", "mp4", "libx264", {8: "yuv420p", 10: "yuv420p10le"}, "aac", 51,
                (("preset", "fast"), ("rc-lookahead", "20"))),
         # hvc1: QuickTime and Safari refuse FFmpeg's hev1
