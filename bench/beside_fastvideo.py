@@ -97,7 +97,8 @@ def main() -> None:
         for (what, who), found in readings.items():
             row = {"p50_ms": statistics.median(r["p50_ms"] for r in found), "extra_gib": found[-1]["extra_gib"]}
             row |= {"p20_ms": min(r["p20_ms"] for r in found), "p80_ms": max(r["p80_ms"] for r in found)}
-            rows.append(env | {"case": name, "data": data, "what": what, "who": who, "load": "hot"} | row)
+            case_row = {"case": name, "data": data, "what": what, "who": who, "load": "hot", "median_difference": apart}
+            rows.append(env | case_row | row)
             print(f"  {what:<40} {who:<10} {row['p50_ms']:8.2f} ms {row['extra_gib']:6.2f} GiB", flush=True)
         del case, peer, pairs, function
         gc.collect()
