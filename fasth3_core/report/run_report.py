@@ -63,11 +63,11 @@ class RunReport:
 
 
 def _request_lines(model: dict[str, Any], contract: dict[str, Any], geometry: dict[str, Any], forwards: int):
-    name = contract.get("name", "not recorded")
-    ran = [f"contract {name}", f"{forwards} forwards"]
-    if {"shift_video", "shift_audio"} <= contract.keys():
-        ran.append(f"shifts {contract['shift_video']:g}/{contract['shift_audio']:g}")
-    yield f"{model.get('source', '?')}: " + ", ".join([*ran, *filter(None, [model.get("dtype")])])
+    name, own = contract.get("name", "not recorded"), ""
+    if {"shift_video", "shift_audio"} <= contract.keys():  # what departs from them is listed below
+        own = f" (shifts {contract['shift_video']:g}/{contract['shift_audio']:g})"
+    ran = [f"contract {name}{own}", f"{forwards} forwards", *filter(None, [model.get("dtype")])]
+    yield f"{model.get('source', '?')}: " + ", ".join(ran)
     if geometry:
         width, height, frames, tokens = (geometry.get(key, "?") for key in ("width", "height", "frames", "tokens"))
         yield f"{width}x{height}, {frames} frames, {tokens} tokens"

@@ -24,7 +24,7 @@ WHOLE = RunReport(
 
 def test_a_whole_report():
     assert WHOLE.to_text().splitlines() == [
-        "m/model.safetensors: contract preview-4, 2 forwards, shifts 12/3, bfloat16",
+        "m/model.safetensors: contract preview-4 (shifts 12/3), 2 forwards, bfloat16",
         "1344x768, 124 frames, 38010 tokens",
         "contract preview-4 by default of its size",
         "adapter a.safetensors at 0.8: 6 merged, 1 created tensors",
