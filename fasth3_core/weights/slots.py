@@ -4,6 +4,7 @@ A slot is written by a copy stream and read by the stream that computes. Two eve
 the whole device: the reader waits until its slot is full, and a copy waits until the last reader of its slot is done.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -54,6 +55,7 @@ class SlotRing:
         size = max(block.slot_bytes for block in self._blocks.values())
         self._slots = [_Slot(size, device) for _ in range(min(slots, len(self._order)))]
         self._lane = _CudaLane(device) if device.type == "cuda" else _PlainLane()
+        self._lock = threading.RLock()
         self._turn = 0
         self._traffic = Traffic()
         for i in self._order[: len(self._slots)]:
@@ -61,16 +63,17 @@ class SlotRing:
 
     @contextmanager
     def use(self, index: int) -> Iterator[Mapping[str, Weight]]:
-        """One block's weights on the device. They are another's after the `with`."""
-        slot = self._holding(index) or self._fetch(index)
-        self._turn += 1
-        slot.turn = self._turn
-        self._lane.wait_full(slot)
-        try:
-            yield slot.weights
-        finally:
-            self._lane.mark_read(slot)
-        self._fetch_after(index)
+        """One block's weights on the device. They are another's after the `with`; another thread waits for that."""
+        with self._lock:
+            slot = self._holding(index) or self._fetch(index)
+            self._turn += 1
+            slot.turn = self._turn
+            self._lane.wait_full(slot)
+            try:
+                yield slot.weights
+            finally:
+                self._lane.mark_read(slot)
+            self._fetch_after(index)
 
     def _fetch_after(self, index: int) -> None:
         # issued once the block's own work is queued, so that host time spent here is hidden behind it

@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
@@ -311,6 +312,22 @@ def test_slots_are_filled_ahead_and_never_while_they_are_read(monkeypatch, count
         assert lane.log[at + 1][0] == "read"
     ring.close()
     assert lane.log[-1] == ("finish",)
+
+
+def test_two_threads_do_not_write_over_what_the_other_reads():
+    ring = SlotRing({i: HostBlock({"n": torch.full((32, 8), float(i))}) for i in range(5)}, torch.device("cpu"), 2)
+
+    def read_all():
+        for i in range(5):
+            with ring.use(i) as weights:
+                assert (weights["n"] == i).all()
+
+    with ThreadPoolExecutor(1) as other:
+        with ring.use(0) as weights:
+            reading = other.submit(read_all)
+            wait([reading], timeout=0.2)
+            assert (weights["n"] == 0).all()
+        reading.result(timeout=60)
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
