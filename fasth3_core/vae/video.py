@@ -179,12 +179,6 @@ class VideoVAE(Decodes):
         """
         return self.encode_moments(pixels, on_chunk=on_chunk, check_interrupt=check_interrupt)[0]
 
-    def keyframe_latent(self, pixels: torch.Tensor, seed: int = 42) -> torch.Tensor:
-        """`condition_latent` of one frame [1, 3, 1, H, W], as [1, 24, 1, h, w]."""
-        if pixels.ndim != 5 or pixels.shape[2] != 1:
-            raise GeometryError(f"keyframe pixels of shape {list(pixels.shape)}: expected [1, 3, 1, H, W]")
-        return self.condition_latent(pixels, seed)
-
     def condition_latent(
         self,
         pixels: torch.Tensor,

@@ -15,7 +15,7 @@ NUM_WARPS = 4
 
 @triton.jit
 def _pixels(
-    tiles_ptr, tile, y, x, plane, t, N, h, w, mask, FRAMES: tl.constexpr, SIDE: tl.constexpr, PATCH: tl.constexpr
+    tiles_ptr, tile, y, x, plane, t, N, h, w, mask, SIDE: tl.constexpr, PATCH: tl.constexpr
 ):
     """[16, 128] at lines y and x of their tiles; `plane` is the colour and the frame inside a patch."""
     patch = (t * h + y[:, None] // SIDE) * w + x[None, :] // SIDE
@@ -49,14 +49,14 @@ def _stitch_tiles_kernel(
     inside = there[None, :] & (y < H)[:, None]
 
     tile = row_tile[:, None] * K + column_tile[None, :]
-    own = _pixels(tiles_ptr, tile, row_at, column_at, plane, t, N, h, w, inside, FRAMES, SIDE, PATCH)  # [16, 128]
+    own = _pixels(tiles_ptr, tile, row_at, column_at, plane, t, N, h, w, inside, SIDE, PATCH)  # [16, 128]
     row_before = tl.load(row_before_ptr + y)
     mask = inside & (down > 0)
-    above = _pixels(tiles_ptr, tile - K, row_before, column_at, plane, t, N, h, w, mask, FRAMES, SIDE, PATCH)
+    above = _pixels(tiles_ptr, tile - K, row_before, column_at, plane, t, N, h, w, mask, SIDE, PATCH)
     value = tl.where(mask, own + down * (above - own), own)
     column_before = tl.load(column_before_ptr + x, mask=there, other=0)
     mask = inside & (right > 0)
-    beside = _pixels(tiles_ptr, tile - 1, row_at, column_before, plane, t, N, h, w, mask, FRAMES, SIDE, PATCH)
+    beside = _pixels(tiles_ptr, tile - 1, row_at, column_before, plane, t, N, h, w, mask, SIDE, PATCH)
     value = tl.where(mask, value + right * (beside - value), value)
 
     pixel = y[:, None].to(tl.int64) * W + x[None, :]

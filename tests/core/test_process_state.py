@@ -74,7 +74,7 @@ def outputs(models, inputs) -> list[torch.Tensor]:
     for dtype in ("fp32", "bf16"):
         video = load_video_vae(models / "video.safetensors", dtype)
         out.append(video.decode(inputs["latent"]))
-    out += [video.encode(inputs["pixels"]), video.keyframe_latent(inputs["pixels"][:, :, :1])]
+    out += [video.encode(inputs["pixels"]), video.condition_latent(inputs["pixels"][:, :, :1])]
     audio = load_audio_vae(models / "audio.safetensors")
     return [*out, audio.to_waveform(inputs["sound"], 5), audio.encode(inputs["wave"])]
 

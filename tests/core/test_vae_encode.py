@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comfyui_fasth3.fasth3_core.errors import CheckpointError, GeometryError
+from comfyui_fasth3.fasth3_core.errors import CheckpointError
 from comfyui_fasth3.fasth3_core.vae import VideoVAE, sample_posterior
 
 from .tensors import close
@@ -35,7 +35,7 @@ def test_an_encoder_alone(weights, vae, recorded):
     alone = VideoVAE.from_tensors(weights, only="encoder")
     assert alone.decoder is None and alone.dtype == torch.float32 and alone.nbytes < vae.nbytes
     pixels = recorded["keyframe.pixels"]
-    assert torch.equal(alone.keyframe_latent(pixels), vae.keyframe_latent(pixels))
+    assert torch.equal(alone.condition_latent(pixels), vae.condition_latent(pixels))
     with pytest.raises(CheckpointError, match="only the encoder was read"):
         alone.decode(recorded["decode0.latent"])
     with pytest.raises(CheckpointError, match="decoder only"):
@@ -51,14 +51,12 @@ def test_a_clip_as_a_condition_is_a_seeded_sample(vae, recorded):
     torch.testing.assert_close(vae.condition_latent(pixels), expected, atol=1e-6, rtol=0)
 
 
-def test_keyframe_latent_is_a_seeded_sample_through_fp16(vae, recorded):
+def test_a_picture_as_a_condition_is_a_seeded_sample_through_fp16(vae, recorded):
     mean, logvar = vae.encode_moments(recorded["keyframe.pixels"])
     noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(42))
     expected = vae.normalise((mean + (logvar / 2).exp() * noise).half().float())
-    torch.testing.assert_close(vae.keyframe_latent(recorded["keyframe.pixels"]), expected, atol=1e-6, rtol=0)
-    assert not torch.equal(vae.keyframe_latent(recorded["keyframe.pixels"], seed=43), expected)
-    with pytest.raises(GeometryError, match=r"\[1, 3, 1, H, W\]"):
-        vae.keyframe_latent(recorded["encode0.pixels"])
+    torch.testing.assert_close(vae.condition_latent(recorded["keyframe.pixels"]), expected, atol=1e-6, rtol=0)
+    assert not torch.equal(vae.condition_latent(recorded["keyframe.pixels"], seed=43), expected)
 
 
 def test_sample_posterior_scale():

@@ -20,7 +20,7 @@ def test_both_ends(run, whole_vae, canvas, positive, vae_weights):
     assert [k.frame for k in prompt.keyframes] == [0, 21]
     vae = VideoVAE.from_tensors(vae_weights.video)
     for image, keyframe in zip((first, last), prompt.keyframes, strict=True):
-        expected = vae.keyframe_latent(image.permute(3, 0, 1, 2)[None])
+        expected = vae.condition_latent(image.permute(3, 0, 1, 2)[None])
         torch.testing.assert_close(keyframe.latent, expected, rtol=0, atol=1e-5)
     assert torch.equal(prompt.text_states, positive[0][0])
     assert _conditioning.KEYFRAMES not in positive[0][1]
@@ -44,7 +44,7 @@ def test_fit(run, whole_vae, canvas, positive, fit, columns, vae_weights):
     made = run("FastH3Keyframes", positive=positive, vae=whole_vae, latent=canvas, first_frame=wide, fit=fit)
     (keyframe,) = _conditioning.read(made.args[0]).keyframes
     vae = VideoVAE.from_tensors(vae_weights.video)
-    middle = vae.keyframe_latent(wide[:, :, 64:160].permute(3, 0, 1, 2)[None])
+    middle = vae.condition_latent(wide[:, :, 64:160].permute(3, 0, 1, 2)[None])
     assert (fit == "cover") == torch.allclose(keyframe.latent, middle, rtol=0, atol=1e-5)
     assert keyframe.latent.shape == (1, 24, 1, HEIGHT // 16, WIDTH // 16)
 
