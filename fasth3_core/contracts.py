@@ -144,6 +144,9 @@ def chosen_by(config: DiTConfig, recorded: Record | None, requested: str) -> str
     return "default: without gates and a record, a student distilled for dense attention looks like the base model"
 
 
+LEAST_SHIFT = 0.01
+"""Below, fp32 loses where the grid starts; students have 3 to 12."""
+
 _RECORDED = ("points", "rungs", "shift_video", "shift_audio", "sparsity", "tile_size")
 """Fields of a contract that a record speaks of."""
 
@@ -227,15 +230,15 @@ def _from_record(recorded: Record) -> Contract:
     number("guidance_scale", 1.0, "1, as no distilled H3 student has guidance", lambda scale: scale == 1)
     dense = "VIDEO_SPARSE_ATTN" not in str(fields.get("attention_backend", "VIDEO_SPARSE_ATTN_H3"))
     known = next((c for c in CONTRACTS.values() if c.rungs == rungs and c.sparse != dense), CONTRACTS["preview-4"])
-    positive = "a positive number", lambda shift: 0 < shift < math.inf
+    possible = f"{LEAST_SHIFT:g} or more", lambda shift: LEAST_SHIFT <= shift < math.inf
     sparsity = number("vsa_sparsity", known.sparsity or 0.0, "0 <= sparsity < 1", lambda share: 0 <= share < 1)
     return Contract(
         name=known.name if known.rungs == rungs else "recorded",
         points=points,
         rungs=rungs,
         default_grid=known.default_grid if known.rungs == rungs else "trained",
-        shift_video=number("video_scheduler_shift", known.shift_video, *positive),
-        shift_audio=number("audio_scheduler_shift", known.shift_audio, *positive),
+        shift_video=number("video_scheduler_shift", known.shift_video, *possible),
+        shift_audio=number("audio_scheduler_shift", known.shift_audio, *possible),
         sparsity=None if dense else sparsity,
         tile_size=number("vsa_tile_size", known.tile_size, f"one of {list(TILE_SHAPES)}", TILE_SHAPES.__contains__),
         tasks=("t2va",),

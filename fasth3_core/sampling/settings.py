@@ -6,15 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from ..config import VSAConfig
-from ..contracts import Contract
+from ..contracts import LEAST_SHIFT, Contract
 from ..errors import ConfigError, ContractError
 from ..model.handle import H3Model
 from ..model.head_bank import Bank
 from . import schedule
 from .schedule import Schedule
-
-_LEAST_SHIFT = 0.01
-"""Below, fp32 loses where the grid starts; students have 3 to 12."""
 
 GRIDS = ("contract", "uniform", "trained")
 
@@ -79,8 +76,8 @@ def _schedules(
     shifts = []
     for name, given in (("shift_video", shift_video), ("shift_audio", shift_audio)):
         own = getattr(contract, name)
-        if given and not _LEAST_SHIFT <= given < math.inf:  # also refuses NaN
-            expected = f"{_LEAST_SHIFT:g} or more, or 0 for the contract's"
+        if given and not LEAST_SHIFT <= given < math.inf:  # also refuses NaN
+            expected = f"{LEAST_SHIFT:g} or more, or 0 for the contract's"
             raise ConfigError(name, given, expected, f"Use 0 for {own:g}.")
         shifts.append(given or own)
         if given and given != own:

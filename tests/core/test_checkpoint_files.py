@@ -165,11 +165,13 @@ def test_any_damage_to_a_header_is_an_error_of_ours(tmp_path):
     assert refused > 200  # the others changed a letter of a name, or nothing
 
 
-def test_changed_while_loaded(tmp_path):
+@pytest.mark.parametrize("others", [{"u": torch.zeros(4)}, {}], ids=["larger", "of the same size"])
+def test_changed_while_loaded(tmp_path, others):
     path = tmp_path / "a.safetensors"
     save_file({"t": torch.zeros(4)}, path)
+    os.utime(path, ns=(0, 0))
     component = open_component(path)
-    save_file({"t": torch.zeros(4), "u": torch.zeros(4)}, path)
+    save_file({"t": torch.ones(4), **others}, path)
     with pytest.raises(CheckpointError, match="changed on disk"):
         component.read("t")
 

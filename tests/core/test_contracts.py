@@ -71,8 +71,9 @@ def test_a_recorded_contract_is_taken():
         ({"vsa_tile_size": 100}, r"vsa_tile_size=100: expected one of \[64, 128, 256\]"),
         ({"vsa_sparsity": float("nan")}, "vsa_sparsity=nan: expected 0 <= sparsity < 1"),
         ({"vsa_sparsity": [0.9]}, r"vsa_sparsity=\[0.9\]"),
-        ({"video_scheduler_shift": 0}, "video_scheduler_shift=0: expected a positive number. Choose the contract"),
-        ({"audio_scheduler_shift": float("inf")}, "audio_scheduler_shift=inf: expected a positive number"),
+        ({"video_scheduler_shift": 0}, "video_scheduler_shift=0: expected 0.01 or more. Choose the contract"),
+        ({"audio_scheduler_shift": 1e-30}, "audio_scheduler_shift=1e-30: expected 0.01 or more. Choose the contract"),
+        ({"audio_scheduler_shift": float("inf")}, "audio_scheduler_shift=inf: expected 0.01 or more"),
     ],
 )
 def test_bad_records_are_refused(change, message):
@@ -109,6 +110,8 @@ def test_contract_run_has_no_departures():
         assert settings.departures == ()
         assert settings.video.num_forwards == settings.audio.num_forwards == contract.points - 1
         assert (settings.vsa is None) == (not contract.sparse)
+        if contract.fine_steps:  # every forward averages as many heads, and all are used
+            assert settings.bank.per_forward * settings.video.num_forwards == contract.fine_steps
     preview = resolve(model("preview-4"))
     assert (preview.vsa.sparsity, preview.vsa.tile_size, preview.vsa.mode) == (0.9, 64, "exempt")
 

@@ -226,6 +226,12 @@ def test_broken_sound_does_not_cost_the_picture(tmp_path):
     assert float(wave.abs().max()) < 1e-3
 
 
+def test_sound_that_is_too_loud_is_clamped():
+    """FLAC takes whole numbers, in which 1.5 would come round to -0.5."""
+    kept = sound.fit(torch.tensor([[1.5, -2.0, 0.5]]), RATE, 5).wave_CL
+    assert kept[0, :3].tolist() == [1.0, -1.0, 0.5] and not kept[0, 3:].any()
+
+
 def test_wav_keeps_every_bit(tmp_path):
     wave = torch.tensor([[0.1, float("nan"), 3.0, float("inf")], [-0.2, 0.0, -7.5, float("-inf")]]).repeat(1, 9000)
     sound.write_wav(tmp_path / "a.wav", wave, RATE)
