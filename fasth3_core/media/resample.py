@@ -43,5 +43,8 @@ def resample(wave_CL: torch.Tensor, rate: int, to: int) -> torch.Tensor:
     resampler = av.AudioResampler("fltp", layout, to)
     parts = [part.to_ndarray() for part in (*resampler.resample(frame), *resampler.resample(None))]
     if not parts:
-        raise GeometryError(f"a sound of {wave_CL.shape[1]} samples at {rate} a second is too short. Leave it out.")
+        raise GeometryError(
+            f"a sound of {wave_CL.shape[1]} samples at {rate} a second is too short. Leave it out, or set video_sound "
+            "to 'drop' if it is a video's."
+        )
     return torch.from_numpy(np.concatenate(parts, axis=1))
