@@ -232,8 +232,8 @@ def test_a_head_bank_keeps_its_rows():
 
 @pytest.mark.parametrize(
     ("stem", "said"),
-    [("video_vae", "this is the MiniMax-H3 video VAE.*FastH3LoadVAE, as video_vae"),
-     ("audio_vae", "this is the MiniMax-H3 audio VAE.*FastH3LoadVAE, as audio_vae")],
+    [("video_vae", "this is the MiniMax-H3 video VAE.*FastH3 Load VAE, as video_vae"),
+     ("audio_vae", "this is the MiniMax-H3 audio VAE.*FastH3 Load VAE, as audio_vae")],
 )  # fmt: skip
 def test_a_vae_in_the_model_slot(stem, said):
     assert re.search(said, refused(recorded(stem)))
@@ -245,7 +245,7 @@ def test_a_vae_in_the_model_slot(stem, said):
         (["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"], "this is a text encoder.*CLIPLoader"),
         (["transformer_blocks.0.attn.to_q.lora_A.weight"], "this is an adapter"),
         (["transformer_blocks.0.attn.to_gate_compress.set_weight"], "this is an adapter"),
-        (["text_states", "token_tags"], "prompt embeddings.*FastH3LoadPromptEmbeds"),
+        (["text_states", "token_tags"], "prompt embeddings.*FastH3 Load Prompt Embeds"),
         (["blocks.0.self_attn.q.weight"], r"none of its 1 tensors is known \(e.g. blocks.0.self_attn.q.weight\)"),
     ],
 )
