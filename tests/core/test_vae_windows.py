@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from comfyui_fasth3.cli import main
 from comfyui_fasth3.fasth3_core.checkpoint.load import load_video_vae
 from comfyui_fasth3.fasth3_core.checkpoint.window_choice import choice_file, recall, remember
-from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError
+from comfyui_fasth3.fasth3_core.errors import CheckpointError, ConfigError, FastH3Error
 from comfyui_fasth3.fasth3_core.media.latent_file import save
 from comfyui_fasth3.fasth3_core.vae import VideoVAE
-from comfyui_fasth3.fasth3_core.vae.chunks import decode_plan
+from comfyui_fasth3.fasth3_core.vae.chunks import blend_tail, decode_plan
 from comfyui_fasth3.fasth3_core.vae.probe import probe
 from comfyui_fasth3.fasth3_core.vae.video_decoder import as_frames, window_attention
 from comfyui_fasth3.fasth3_core.vae.windows import WindowOptions, groups, spans, window_coordinates
@@ -83,6 +83,28 @@ def test_every_plan_decodes_the_whole_clip(weights, options):
     pixels = vae.decode(torch.randn(1, 24, 7, 2, 3), on_chunk=lambda *at: seen.append(at))
     assert pixels.shape == (1, 3, 22, 32, 48) and bool(pixels.isfinite().all())
     assert seen[-1][0] == seen[-1][1] == (1 if options.get("context") else 2)
+
+
+@pytest.mark.parametrize("context", ["none", "clips"])
+def test_what_is_decoded_to_nan_is_an_error(weights, context):
+    damaged = weights | {"decoder.norm_out.bias": torch.full_like(weights["decoder.norm_out.bias"], float("nan"))}
+    vae = VideoVAE.from_tensors(damaged, windows=WindowOptions(context=context))
+    with pytest.raises(FastH3Error, match=r"clips \[0.*\] of \d were decoded to NaN or infinity in torch.float32"):
+        vae.decode(torch.randn(1, 24, 7, 2, 3))
+
+
+def test_released_clips_fade_into_each_other(weights):
+    """Seven latents each, two of them common: the five frames of these come from both."""
+    vae = VideoVAE.from_tensors(weights, windows=WindowOptions(context="clips"))
+    latent = torch.randn(1, 24, 12, 2, 3)
+    whole, first, second = (vae.decode(latent[:, :, part])[0] for part in (slice(12), slice(7), slice(5, 12)))
+    expected = second[:, :17].clone()
+    blend_tail(expected, first[:, 17:])
+    inside = ((first[:, 17:] - 0.5).abs() < 0.5) & ((second[:, :5] - 0.5).abs() < 0.5)  # neither is clamped
+    assert inside.float().mean() > 0.5
+    torch.testing.assert_close(whole[:, 17:22][inside], expected[:, :5][inside], rtol=0, atol=1e-5)
+    torch.testing.assert_close(whole[:, 22:34], expected[:, 5:], rtol=0, atol=1e-5)
+    assert (whole[:, 17:22] - second[:, :5]).abs().max() > 0.01
 
 
 def test_many_rows_are_fed_forward_in_parts(weights, monkeypatch):
